@@ -8,6 +8,11 @@ SECONDS ?= 1e9
 BIN := .venv/bin
 # The Service Bus SDK before the present one, which speaks AMQP a little differently; what is tried with it.
 OLD := 7.14.3
+# The SDK of AWS's of before the JSON protocol, and what is tried with it.
+AWS_OLD := 1.31.80
+WITH_AWS := $(addprefix tests/dialects/sqs/test_,queues.py sending.py receiving.py fifo.py redrive.py access.py)
+AWSCLI := 1.46.2
+CELERY := 5.7.0
 PYRIGHT := 1.1.414
 CYCLONEDX := 7.5.0
 WITH_SDK := $(addprefix tests/dialects/servicebus/test_,sending.py receiving.py renewing.py \
@@ -26,11 +31,13 @@ demo: .venv/ready
 # Bytecode is written, also where the environment forbids it: hundreds of processes are started, and
 # each would compile all of the sources, and every worker all of the tests.
 test: export PYTHONDONTWRITEBYTECODE =
-test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/namespaces .venv/servicebus-$(OLD)
+test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/namespaces .venv/servicebus-$(OLD) \
+  .venv/js-sqs/ready .venv/botocore-query .venv/awscli .venv/celery-sqs
 	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark, and the old SDK:"
 	{ $(BIN)/pytest -m spark && \
 	  PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect; } & spark=$$!; \
-	PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK) & old=$$!; \
+	{ PYTHONPATH=.venv/servicebus-$(OLD) SERVICEBUS=$(OLD) $(BIN)/pytest -n 4 --dist loadfile $(WITH_SDK) && \
+	  PYTHONPATH=.venv/botocore-query $(BIN)/pytest -n 2 --dist loadfile $(WITH_AWS); } & old=$$!; \
 	$(BIN)/coverage run -m pytest -m traced && \
 	$(BIN)/coverage report $$(test -e .venv/redis || echo --omit=*/store/redis.py) && \
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not (traced or alone or spark)'; \
@@ -124,6 +131,23 @@ JS := tests/dialects/servicebus/js
 	@if ! command -v npm >/dev/null; then \
 	  echo "Node is missing: tests with JavaScript clients do not run." >&2; test -z "$$CI"; \
 	else (cd .venv/js-servicebus && npm ci --silent --ignore-scripts) && touch $@; fi
+
+JS_SQS := tests/dialects/sqs/js
+.venv/js-sqs/ready: $(JS_SQS)/package-lock.json $(JS_SQS)/package.json $(JS_SQS)/.npmrc | .venv/ready
+	@mkdir -p .venv/js-sqs && cp $^ .venv/js-sqs
+	@if ! command -v npm >/dev/null; then \
+	  echo "Node is missing: tests with AWS's JavaScript client do not run." >&2; test -z "$$CI"; \
+	else (cd .venv/js-sqs && npm ci --silent --ignore-scripts) && touch $@; fi
+
+# Each in a folder of its own: they want other versions of what the client needs.
+.venv/botocore-query: | .venv/ready
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ botocore==$(AWS_OLD) boto3==1.28.80
+
+.venv/awscli: | .venv/ready
+	$(BIN)/python -m pip install --quiet --target $@ awscli==$(AWSCLI)
+
+.venv/celery-sqs: | .venv/ready
+	$(BIN)/python -m pip install --quiet --target $@ 'celery[sqs]==$(CELERY)'
 
 .venv/servicebus-$(OLD): | .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ azure-servicebus==$(OLD)

@@ -30,7 +30,35 @@ def _post(path: bytes, body: bytes, more: bytes = b"") -> bytes:
     return head % (path, _HOST, _JSON, more, len(body)) + body
 
 
+_FORM = b"Content-Type: application/x-www-form-urlencoded\r\n"
+
+
+def _aws(action: bytes, body: bytes) -> bytes:
+    return _post(b"/", body, b"X-Amz-Target: AmazonSQS." + action + b"\r\n")
+
+
+_ENTRY = b"SendMessageBatchRequestEntry.1."
+_SQS = (
+    _aws(
+        b"SendMessage",
+        b'{"QueueUrl":"fuzz-aws","MessageBody":"hello","DelaySeconds":0,'
+        b'"MessageAttributes":{"a":{"DataType":"Number.x","StringValue":"1.5e3"}}}',
+    ),
+    _aws(b"ReceiveMessage", b'{"QueueUrl":"fuzz-aws","MessageAttributeNames":["All"]}'),
+    _aws(b"CreateQueue", b'{"QueueName":"fuzz-aws","Attributes":{"DelaySeconds":"0"}}'),
+    _aws(b"DeleteMessage", b'{"QueueUrl":"fuzz-aws","ReceiptHandle":"AQAAAAAAAAAJ"}'),
+    _post(
+        b"/000000000000/fuzz-aws",
+        b"Action=SendMessageBatch&%bId=a&%bMessageBody=%%C3%%A4&%bMessageAttribute.1.Name=x"
+        % (_ENTRY, _ENTRY, _ENTRY),
+        _FORM,
+    ),
+    b"GET /000000000000/fuzz-aws?Action=ReceiveMessage&AttributeName.1=All HTTP/1.1\r\n" + _HOST
+    + b"Authorization: AWS4-HMAC-SHA256 Credential=x/20300101/r/sqs/aws4_request,"
+    b" SignedHeaders=host, Signature=0\r\n\r\n",
+)  # fmt: skip
 REQUESTS = (
+    *_SQS,
     b"GET /health/live HTTP/1.1\r\n" + _HOST + b"\r\n",
     b"GET /metrics?entities=1 HTTP/1.1\r\n" + _HOST + b"Accept: text/plain\r\n\r\n",
     b"GET " + _QUEUE + b" HTTP/1.1\r\n" + _HOST + b"Authorization: Basic eDp5\r\n\r\n",

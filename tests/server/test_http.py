@@ -334,15 +334,6 @@ def test_refusals_say_what_to_do_and_echo_who_asked(broker: Running) -> None:
     assert broker.call("DELETE", QUEUES).status == 405
 
 
-def test_other_dialects_over_http_are_told_that_they_are_not_served(broker: Running) -> None:
-    for headers, path in [
-        ({"authorization": "AWS4-HMAC-SHA256 x"}, "/"),
-        ({}, "/?Action=SendMessage"),
-    ]:
-        reply = broker.call("GET", path, headers=headers)
-        assert (reply.status, reply.json["type"]) == (501, "urn:posthouse:problem:not-served")
-
-
 def test_the_documents_are_there_without_anything_from_elsewhere(broker: Running) -> None:
     page = broker.call("GET", "/docs")
     assert page.status == 200

@@ -1340,22 +1340,20 @@ class Reference:
             command.receiver, queue.name, command.limit, command.delete, command.lock_ms,
             command.bound, command.by_id, command.session, True, command.deadline_ms,
         )  # fmt: skip
-        given: list[Msg] = []
+        given = []
         if not (command.delete or command.deadline_ms > self.now or self._may_lock(queue)):
             raise errors.QuotaExceeded(queue.name, "", 0, 0)
-        if queue.props.grouping == "run":
-            for message in self._ready(queue)[: command.limit]:
-                if not (command.delete or self._may_lock(queue)):
-                    break
-                given.append(message)
-                self.answered.append(self._deliver(queue, to, message))
-            self._served(queue, given)
-        for _ in range(command.limit - len(self.answered)):
+        runs = queue.props.grouping == "run"
+        line = self._ready(queue)[: command.limit] if runs else []
+        for at in range(command.limit):
             if not (command.delete or self._may_lock(queue)):
                 break
-            if ready := self._ready(queue, command.session):
+            ready = line[at : at + 1] if runs else self._ready(queue, command.session)
+            if ready:
                 given.append(ready[0])
                 self.answered.append(self._deliver(queue, to, ready[0]))
+        if runs:
+            self._served(queue, given)
         if not (command.delete or command.session or self._lock_time(queue, to.lock_ms, once=True)):
             self._end(queue, given, queue.props.counting == "all")
         if not self.answered:

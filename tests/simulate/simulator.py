@@ -389,6 +389,7 @@ class Simulator:
         overflow = random.choice(OVERFLOWS)
         most = [None, 2, 4] if overflow == "block" else [None, None, None, 4, 30]
         forwards = 0.7 if name in FORWARDING else 0.3 if subscribes else 0.05
+        grouping: Grouping = "session" if sessions else GROUPINGS.get(name, self._grouping)
         properties = QueueProperties(
             lock_ms=random.choice([0, 500, 2_000, 2_000, 10_000]),
             max_delivery=random.choice([1, 2, 3, 10]),
@@ -397,7 +398,7 @@ class Simulator:
             max_bytes=random.choice([None, None, None, 400, 3_000]),
             max_message_bytes=None if subscribes else random.choice([None, None, 150]),
             requires_session=sessions,
-            grouping="session" if sessions else GROUPINGS.get(name, self._grouping),
+            grouping=grouping,
             duplicate_detection=not subscribes and random.random() < 0.3,
             duplicate_window_ms=random.choice([100, 5_000]),
             dead_letter_expired=random.random() < 0.5,
@@ -410,7 +411,7 @@ class Simulator:
             backoff_ms=random.choice([[], [], [200], [100, 2_000]]),
             overflow=overflow,
             limit_counts=random.choice(LIMIT_COUNTS),
-            late_settling=not sessions and name != "groups" and random.random() < 0.5,
+            late_settling=grouping == "none" and random.random() < 0.5,
             forward_dead_unchanged=random.random() < 0.5,
             max_locked=random.choice([None, None, 1, 3]),
         )

@@ -182,6 +182,10 @@ class Guard:
         self._nobody = Account("", 0, 0, 0, [], nobody, password)
         self._nobodys_proofs = [self.proof(key) for key in self._unsealed_all(self._nobody)]
 
+    def derive(self, purpose: bytes) -> bytes:
+        """A key for something else that is to be recognised again, also after a restart."""
+        return blake2b(purpose, key=self._seal_key, digest_size=_PROOF_BYTES).digest()
+
     # Credentials.
 
     def identify(self, accounts: Accounts, name: str, key: str) -> Principal:

@@ -53,6 +53,7 @@ class Entity(msgspec.Struct, frozen=True, gc=False):
     properties: QueueProperties
     created_ms: int
     updated_ms: int
+    number: int = 0  # no other queue of the namespace has had it, or will
 
 
 class Overview(msgspec.Struct, frozen=True, gc=False):
@@ -297,8 +298,9 @@ def _kind(queue: Queue) -> Kind:
 
 def _entity(namespace: str, queue: Queue) -> Entity:
     return Entity(
-        namespace, queue.name, _kind(queue), queue.properties, queue.created_ms, queue.updated_ms
-    )
+        namespace, queue.name, _kind(queue), queue.properties, queue.created_ms, queue.updated_ms,
+        queue.number,
+    )  # fmt: skip
 
 
 def _counts(by_state: list[int], dead: int) -> Counts:

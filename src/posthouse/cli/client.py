@@ -43,7 +43,7 @@ class Client:
         seconds: float = SECONDS,
     ) -> None:
         self.namespace = namespace
-        self._url = url
+        self.url = url
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -101,7 +101,7 @@ class Client:
         try:
             return json.loads(data) if data else None
         except ValueError:
-            raise Failure(f"What answers at {self._url} is not a broker of this kind.") from None
+            raise Failure(f"What answers at {self.url} is not a broker of this kind.") from None
 
     def stop_waiting(self) -> None:
         """Tells the broker that nobody waits for more: it answers now, or closes the connection."""
@@ -129,12 +129,12 @@ class Client:
             return self._connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             raise Failure(
-                f"{self._url} has a certificate that is not trusted ({error.verify_message});"
+                f"{self.url} has a certificate that is not trusted ({error.verify_message});"
                 " `posthouse tls env` tells how to trust it, or name it with --ca."
             ) from None
         except (OSError, HTTPException) as error:
             raise Failure(
-                f"There is no broker at {self._url}: {error}. Start one with `posthouse serve`, or"
+                f"There is no broker at {self.url}: {error}. Start one with `posthouse serve`, or"
                 " name another with --url."
             ) from None
 

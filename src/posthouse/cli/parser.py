@@ -589,6 +589,9 @@ def _add_access(rooms: Rooms) -> None:
     made.add_argument("--rights", required=True, metavar="WORDS", help="of manage,send,listen")
     made.add_argument("--in-namespace", default="*", metavar="PATTERN", help="all if not given")
     made.add_argument("--entity", default="*", metavar="PATTERN", help="all if not given")
+    made.add_argument(
+        "--aws", action="store_true", help="show the key as clients of Amazon SQS take it"
+    )
     made = _remote(access, "rotate", "access_rotate", "a new key; the old one works until the next")
     made.add_argument("name")
     made = _remote(access, "revoke", "access_revoke", "remove a principal; it is out at once")

@@ -929,7 +929,7 @@ def access_add(client: Client, options: argparse.Namespace) -> int:
         "rights": options.rights.split(","),
     }
     made = client.ask("POST", path("principals"), {"name": options.name, "grants": [grant]})
-    return _key(options, made)
+    return _aws_key(client, options, made) if options.aws else _key(options, made)
 
 
 @remote
@@ -943,6 +943,16 @@ def _key(options: argparse.Namespace, made: dict[str, str]) -> int:
         f"    export POSTHOUSE_KEY={made['name']}:{made['key']}\n"
     )
     return out(options, made, text)
+
+
+def _aws_key(client: Client, options: argparse.Namespace, made: dict[str, str]) -> int:
+    """A name is an access key id, and the key its secret."""
+    told = {
+        "AWS_ACCESS_KEY_ID": made["name"], "AWS_SECRET_ACCESS_KEY": made["key"],
+        "AWS_ENDPOINT_URL_SQS": client.url, "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    lines = "".join(f"    export {name}={value}\n" for name, value in told.items())
+    return out(options, told, f"The key of {made['name']} is shown this once:\n\n{lines}")
 
 
 @remote

@@ -85,7 +85,7 @@ class HttpPath(NamedTuple, Generic[C]):
 
     name: str  # for people, and in metrics
     recognise: "Callable[[Request], bool]"  # by its head alone
-    answer: "Callable[[C, Request], Awaitable[Answer]] | None"  # None: known, but not served
+    answer: "Callable[[C, Request], Awaitable[Answer]]"
     precedence: Precedence = Precedence.MARKED
 
 
@@ -169,9 +169,3 @@ class Dialect(Generic[S, C]):
     principals: (
         Callable[[S, Sequence[PrincipalDeclared], str], Sequence[PrincipalDeclared]] | None
     ) = None
-
-    @property
-    def is_served(self) -> bool:
-        """Its clients are answered, not only recognised."""
-        answers = [self.wire, self.profile, *(path.answer for path in self.paths)]
-        return any(each is not None for each in answers)

@@ -6,7 +6,7 @@ request takes of its address's rate, ids of requests, when to try again.
 
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from posthouse.broker.access import Principal
@@ -68,6 +68,8 @@ class Answer(NamedTuple):
     body: bytes = b""
     status: int = 200
     headers: tuple[Header, ...] = ()
+    # Called where the client has gone before all of the answer was written.
+    unsent: Callable[[], None] | None = None
 
 
 class HttpError(Exception):

@@ -67,7 +67,7 @@ def _services(broker: BrokerHost) -> dict[str, Fact]:
         return {}
     from importlib.metadata import version
 
-    services = {each.name: "running" for each in DIALECTS if each.is_served}
+    services = {each.name: "running" for each in DIALECTS}
     return {"version": version("posthouse"), "services": services}
 
 

@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 SLICE_BYTES = 256 << 10  # of an answer that is sent in one go
 SHARED_SLICE_BYTES = 32 << 10  # of one that is the same for all
 DRAIN_BYTES, DRAIN_SECONDS = 64 << 10, 1.0  # of a request that was refused before it was read
+QUERY_FIELDS_MAX = 1_000  # that a query string may have; its head bounds it too
 FILES_MAX = 16  # that the kernel sends at a time; each takes two open files
 
 Scope: TypeAlias = dict[str, Any]
@@ -247,7 +248,7 @@ class HttpDialect(NamedTuple):
 
     name: str
     recognise: Callable[[Request], bool]
-    answer: Callable[[Request], Awaitable[DialectAnswer]] | None  # None: known, but not served
+    answer: Callable[[Request], Awaitable[DialectAnswer]]
 
 
 class HttpDialects(NamedTuple):
@@ -334,18 +335,22 @@ class App:
             answer = _problem(500, "failed", "Something went wrong; the log says what.", name)
         if answer.status >= 400:
             await request.drain()
+        written = False
         try:
-            await self._send(request, answer, name)
+            written = await self._send(request, answer, name)
         except Exception as error:  # noqa: BLE001 (the other side can tell that there is more)
             _log.warning(
                 "An answer was cut off: %s", error, exc_info=not isinstance(error, OSError),
                 extra={"event": "http.cut_off"},
             )  # fmt: skip
             request.peer.cut_off()
+        if not written and isinstance(answer, DialectAnswer) and answer.unsent is not None:
+            answer.unsent()
 
     async def _send(
         self, request: Request, answer: Answer | DialectAnswer, correlation_id: str
-    ) -> None:
+    ) -> bool:
+        """Sends an answer; returns False where the client has gone before all was written."""
         status, headers, body = answer.status, [*answer.headers, _NO_SNIFF], answer.body
         connection = request.connection
         if correlation_id and not any(name == CORRELATION for name, _ in headers):
@@ -359,35 +364,34 @@ class App:
             if status != 204:  # RFC 9110, 8.6
                 headers.append((b"content-length", b"%d" % len(body)))
             if len(body) <= SLICE_BYTES:
-                await request.peer.answer(status, headers, body)
-                return
+                return await request.peer.answer(status, headers, body)
             send = request.send
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send_slices(body, connection, send)
-        elif isinstance(body, Shared):
+            return await self._send_slices(body, connection, send)
+        if isinstance(body, Shared):
             headers.append((b"content-length", b"%d" % len(body.data)))
             send = request.send
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            await _slices(memoryview(body.data), SHARED_SLICE_BYTES, connection, send)
-        elif request.version == "1.0":
+            return await _slices(memoryview(body.data), SHARED_SLICE_BYTES, connection, send)
+        if request.version == "1.0":
             headers = [PROBLEM, CLOSE, (b"content-length", b"%d" % len(_OLD))]
-            await request.peer.answer(505, headers, _OLD)
-        else:
-            send = request.send
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await _stream(body, connection, send)
+            return await request.peer.answer(505, headers, _OLD)
+        send = request.send
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await _stream(body, connection, send)
+        return not connection.is_closing
 
     def _has_room(self, connection: Connection, size: int) -> bool:
         """Whether the client may be sent so many bytes more, beside those it has not taken yet."""
         allowance, holder = self.answers.of(connection)
         return allowance.has_room(holder, size)
 
-    async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> None:
+    async def _send_slices(self, body: bytes, connection: Connection, send: Send) -> bool:
         """Sends a large answer slice by slice, so that it is seen whether it is taken."""
         allowance, holder = self.answers.of(connection)
         allowance.change(holder, len(body))
         try:
-            await _slices(memoryview(body), SLICE_BYTES, connection, send)
+            return await _slices(memoryview(body), SLICE_BYTES, connection, send)
         finally:
             allowance.change(holder, -len(body))
 
@@ -440,8 +444,6 @@ class App:
 
     async def _of(self, dialect: HttpDialect, request: Request) -> DialectAnswer:
         """The answer of a dialect, which checks credentials and reports errors in its own way."""
-        if dialect.answer is None:
-            raise HttpProblem(501, "not-served", f"This version does not speak {dialect.name}.")
         self._check_open()
         if self.broker.config.dev:
             _check_from_here(request, self.broker.config.tls_name)
@@ -537,7 +539,7 @@ def _query(given: bytes) -> dict[str, str]:
         return {}
     try:
         pairs = parse_qsl(
-            given.decode(), keep_blank_values=True, max_num_fields=50, errors="strict"
+            given.decode(), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict"
         )
     except ValueError:
         raise HttpProblem(400, "bad-query", "The query cannot be read.") from None
@@ -567,14 +569,19 @@ _BUSY = msgspec.json.encode(problem(503, "busy", "Too much is being read; try ag
 _OLD = msgspec.json.encode(problem(505, "unknown-version", "This takes HTTP 1.1."))
 
 
-async def _slices(body: memoryview, size: int, connection: Connection, send: Send) -> None:
-    """The next when most of those before it are taken; nothing is copied."""
+async def _slices(body: memoryview, size: int, connection: Connection, send: Send) -> bool:
+    """The next when most of those before it are taken; nothing is copied.
+
+    Returns False where the client has gone before all was written.
+    """
     for at in range(0, len(body), size):
         if connection.is_closing:
-            return
+            return False
         chunk = body[at : at + size]
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    is_there = not connection.is_closing  # with the last one it may be closed by ourselves
     await send({"type": "http.response.body", "body": b""})
+    return is_there
 
 
 async def _stream(chunks: AsyncIterator[Piece], connection: Connection, send: Send) -> None:

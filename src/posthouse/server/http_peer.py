@@ -514,14 +514,14 @@ class HttpPeer(HttpToolsProtocol):
                 self._start_asgi_task(*self.pipeline.pop())
             self._set_deadline()
 
-    async def answer(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """A whole answer to the request that is running, in one write; else as uvicorn does it."""
+    async def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Writes a whole answer to the running request; returns False where the peer has gone."""
         if self.flow.write_paused:
             await self.flow.drain()
         cycle = self._running
         assert cycle is not None
-        if cycle.disconnected:
-            return
+        if cycle.disconnected or self.transport.is_closing():
+            return False
         content = [STATUS_LINE[status]]
         for name, value in headers:
             content += (name, b": ", value, b"\r\n")
@@ -542,6 +542,7 @@ class HttpPeer(HttpToolsProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+        return True
 
     async def send_file(self, piece: FileRange) -> None:
         """Sends a file range as one chunk of the running answer, by the kernel: it may be large.

@@ -43,8 +43,7 @@ def http_dialects(dialects: Sequence[tuple[Dialect[Any, Any], Any]]) -> HttpDial
 
 
 def _bound(path: HttpPath[Any], shared: Any) -> HttpDialect:
-    answer = None if path.answer is None else partial(path.answer, shared)
-    return HttpDialect(path.name, path.recognise, answer)
+    return HttpDialect(path.name, path.recognise, partial(path.answer, shared))
 
 
 def _always(_: Request) -> bool:

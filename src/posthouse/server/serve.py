@@ -365,11 +365,7 @@ def welcome(
     kept = f"<the key in {config.data / ROOT_KEY}>"
     key = DEV_KEY if config.dev else broker.new_root_key or kept
     reached = Reached(name, tuple(ports), key)
-    served, unserved = (
-        [_line(*each.welcome(reached)) for each in DIALECTS
-         if each.welcome is not None and each.is_served is is_served]
-        for is_served in (True, False)
-    )  # fmt: skip
+    served = [_line(*each.welcome(reached)) for each in DIALECTS if each.welcome is not None]
 
     lines = [
         "Posthouse is ready.",
@@ -387,13 +383,6 @@ def welcome(
         _line("Python", _client_url(reached)),
         *served,
     ]  # fmt: skip
-    if unserved:
-        lines += [
-            "",
-            "  Clients of this one will connect as follows; this version does not speak to it yet:",
-            "",
-            *unserved,
-        ]
     if config.dev:
         lines += [
             "",
@@ -424,7 +413,8 @@ def _client_url(reached: Reached) -> str:
 
 
 def _line(label: str, text: str) -> str:
-    return f"  {label:<12}  {text}"
+    first, *more = text.splitlines()
+    return "\n".join((f"  {label:<12}  {first}", *(f"{'':16}{each}" for each in more)))
 
 
 def _encryption(config: Config) -> str:

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from posthouse.client.provider import ProviderType
-from tests.client.conformance.rigs import Rig, opened
+from tests.client.conformance.rigs import SERVED_SQS, Rig, opened
 from tests.client.conformance.table import PROVIDERS
 
 LIMIT_S = 60  # a test that hangs is stopped, and not the whole suite
 
 
-@pytest.fixture(scope="package", params=PROVIDERS, ids=lambda kind: kind.value)
+@pytest.fixture(
+    scope="package",
+    params=(*PROVIDERS, SERVED_SQS),
+    ids=lambda kind: str(getattr(kind, "value", kind)),
+)
 def _opened(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, asyncio.Runner]]:
-    kind: ProviderType = request.param
+    kind: ProviderType | str = request.param
     with opened(kind) as found:
         yield found
 

@@ -251,6 +251,13 @@ class SqsRig(Rig):
         await asyncio.sleep(seconds)  # slept: its clock is the machine's
 
 
+class ServedSqsRig(SqsRig):
+    """The same provider, with a Posthouse server in place of Moto."""
+
+    def __init__(self, broker: Running) -> None:
+        super().__init__(broker.port)
+
+
 @asynccontextmanager
 async def proxied(rig: Rig) -> AsyncIterator[Proxy]:
     """Another way to the same queues, which can be cut."""
@@ -263,8 +270,11 @@ async def proxied(rig: Rig) -> AsyncIterator[Proxy]:
         await proxy.close()
 
 
+SERVED_SQS = "aws-sqs on posthouse"  # beside the providers: one of them, with another server
+
+
 @contextmanager
-def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runner]]:
+def opened(kind: ProviderType | str, *flags: str) -> Iterator[tuple[Rig, asyncio.Runner]]:
     """With a loop of its own, so that one client serves all tests; flags are a broker's."""
     with asyncio.Runner() as runner:
 
@@ -292,6 +302,9 @@ def opened(kind: ProviderType, *flags: str) -> Iterator[tuple[Rig, asyncio.Runne
                     ) as broker,
                 ):
                     yield from held(runner.run(use(AzureRig, broker)))
+            case "aws-sqs on posthouse":
+                with running("--memory", "--dev", *flags) as broker:
+                    yield from held(runner.run(use(ServedSqsRig, broker)))
             case ProviderType.AWS_SQS:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
                 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -59,6 +59,7 @@ SECTIONS_FORM = "amqp"  # what such a body is called in the envelope
 
 _NATIVE = Struct(">BBBHI")
 _NATIVE_BYTES = _NATIVE.size
+_FOREIGN = 0x80  # from here on a first byte is one of another dialect's native form
 _COUNTED = Struct(">HI")
 _NO_PRIORITY = 255
 ID_CHARS_MAX = 128
@@ -550,7 +551,10 @@ def write_deliveries(deliveries: Sequence[Delivery]) -> tuple[list[bytes], list[
         message = delivery.message
         native, body = message.native, message.body
         assert isinstance(body, bytes)
-        if native is None or delivery.note is not None or not delivery.token or message.expires_ms:
+        if (
+            native is None or delivery.note is not None or not delivery.token
+            or message.expires_ms or native[0] >= _FOREIGN
+        ):  # fmt: skip
             heads.append(_write_delivery(delivery))
             bodies.append(b"")
             continue
@@ -608,7 +612,7 @@ def write_seen(seen: Seen) -> bytes:
 
 def _write(message: Message, note: Note | None, count: int, until_ms: int, marks: Marks) -> bytes:
     native, body = message.native, message.body
-    if native is None:
+    if native is None or native[0] >= _FOREIGN:
         native = _native_of(message)
     assert isinstance(body, bytes)
     kind, durable, priority, pairs, size = _NATIVE.unpack_from(native)

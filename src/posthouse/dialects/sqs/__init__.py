@@ -1,1 +1,1 @@
-"""Amazon SQS: its requests are recognised, and not answered yet."""
+"""Amazon SQS: both of its protocols over HTTP, for every SDK of AWS's."""

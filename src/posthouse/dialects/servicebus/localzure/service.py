@@ -96,7 +96,7 @@ class Service:
         except HttpError as wrong:
             self.figures.failed("request", "InvalidOperation")
             answer = told(Failed(wrong.status, "InvalidOperation", wrong.detail), correlation)
-        body, status, headers = answer
+        body, status, headers, _ = answer
         return Answer(body, status, (*headers, (CORRELATION, correlation.encode())))
 
     async def _answer(self, request: Request, path: Path, parts: tuple[str, ...]) -> Answer:
