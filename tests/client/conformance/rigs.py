@@ -305,7 +305,7 @@ def opened(kind: ProviderType | str, *flags: str) -> Iterator[tuple[Rig, asyncio
             case "aws-sqs on posthouse":
                 with running("--memory", "--dev", *flags) as broker:
                     yield from held(runner.run(use(ServedSqsRig, broker)))
-            case ProviderType.AWS_SQS:
+            case _:
                 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
                 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
                 server.start()
