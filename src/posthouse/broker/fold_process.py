@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def give_way(*, soon: bool) -> None:
-    os.nice(19)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)  # whatever the broker's own is
     if not soon and hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # some containers do not allow it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
