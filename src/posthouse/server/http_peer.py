@@ -520,8 +520,9 @@ class HttpPeer(HttpToolsProtocol):
             await self.flow.drain()
         cycle = self._running
         assert cycle is not None
-        if cycle.disconnected or self.transport.is_closing():
+        if cycle.disconnected:
             return False
+        is_there = not self.transport.is_closing()
         content = [STATUS_LINE[status]]
         for name, value in headers:
             content += (name, b": ", value, b"\r\n")
@@ -542,7 +543,7 @@ class HttpPeer(HttpToolsProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
-        return True
+        return is_there
 
     async def send_file(self, piece: FileRange) -> None:
         """Sends a file range as one chunk of the running answer, by the kernel: it may be large.
