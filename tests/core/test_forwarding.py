@@ -20,8 +20,8 @@ from posthouse.core.commands import (
 )
 from posthouse.core.errors import Disabled, InvalidArgument, NotAllowed, NotFound
 from posthouse.core.message import Note
-from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue
-from tests.core.sound import held, sound
+from posthouse.core.model import TRANSFER, QueueProperties, dead_letter_queue, subscription_queue
+from tests.core.sound import held, notes, sound
 from tests.core.world import World, a_message, bodies
 
 
@@ -326,3 +326,17 @@ def test_other_properties_can_be_changed_when_the_target_is_gone() -> None:
     world.do(UpdateQueue(source, QueueProperties(forward_to=target, lock_ms=5)))
     with pytest.raises(NotFound):
         world.do(UpdateQueue(source, QueueProperties(forward_to="nothing")))
+
+
+def test_what_comes_back_to_its_own_topic_counts_there_once() -> None:
+    """A topic is as full as its subscriptions: a message that goes round takes one place."""
+    world = World()
+    topic = world.topic(max_messages=2)
+    world.subscribe(topic, "round", forward_to=topic)
+    world.send(topic, "a", "b")
+    world.advance(0)
+    reasons = {
+        note.reason for note in notes(world, subscription_queue(topic, "round") + TRANSFER) if note
+    }
+    assert reasons == {"MaxTransferHopCountExceeded"}
+    sound(world)

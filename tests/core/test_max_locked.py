@@ -188,3 +188,16 @@ def test_several_who_wait_are_looked_at_together() -> None:
     assert given(world.advance(0)) == [(first, "b")]
     assert second in world.state.receivers
     assert sound(world)
+
+
+def test_the_limit_holds_for_runs_that_are_pushed() -> None:
+    world = World()
+    queue = world.queue(grouping="run", max_locked=2, requires_session=True)
+    world.send(queue, *[a_message(name, group=name[0]) for name in ("a1", "a2", "a3", "b1")])
+    receiver = world.attach(queue, credit=10)
+    assert given(world.deliveries) == [(receiver, "a1"), (receiver, "a2")]
+    world.advance(0)
+    assert world.counts(queue).locked == 2
+    world.send(queue, a_message("c1", group="c"))
+    assert world.deliveries == []
+    sound(world)

@@ -450,11 +450,17 @@ class Reference:
         """A run for each in turn, as far as his credit goes."""
         hands: dict[int, list[Msg]] = {}
         while True:
-            waiting = [r for r in self.receivers if r.queue == queue.name and r.credit > 0]
+            waiting = [
+                r
+                for r in self.receivers
+                if r.queue == queue.name and r.credit > 0 and (r.delete or self._may_lock(queue))
+            ]
             runs = self._runs(queue)
             if not waiting or not runs:
                 break
             to, taken = waiting[0], runs[0][: waiting[0].credit]
+            if not to.delete:
+                taken = taken[: self._lock_room(queue)]
             self.given += [self._deliver(queue, to, message) for message in taken]
             self._served(queue, taken)
             to.credit -= len(taken)
@@ -536,8 +542,12 @@ class Reference:
         return given
 
     def _may_lock(self, queue: Q, more: int = 1) -> bool:
+        room = self._lock_room(queue)
+        return room is None or more <= room
+
+    def _lock_room(self, queue: Q) -> int | None:
         locked = sum(m.state == "locked" for m in queue.messages)
-        return queue.props.max_locked is None or locked + more <= queue.props.max_locked
+        return None if queue.props.max_locked is None else queue.props.max_locked - locked
 
     def _lock_time(self, queue: Q, asked: int | None, *, once: bool = False) -> int:
         """No time at all only for those who ask once."""

@@ -137,7 +137,7 @@ class Relay:
     def close(self, leaving: list[Message]) -> None:
         overlay, copies = self.source, [into.record() for into in self._into.values()]
         if leaving or copies or self.partly:
-            overlay.remove(leaving)
+            overlay.remove([m for m in leaving if m.sequence not in overlay.removed])
             routed = Routed(
                 overlay.queue.name, self.plan.now_ms, sequences_of(leaving), copies, {}, self.partly
             )

@@ -143,7 +143,7 @@ def deal_runs(plan: Plan, queue: Queue, runs: Iterable[tuple[int, Iterator[Messa
     waiting = (r for r in queue.waiting.values() if r.receiver not in plan.leaving)
     again: deque[tuple[Receiver, int]] = deque()
     given: dict[int, tuple[Receiver, list[Message]]] = {}
-    behind = place_alone(plan.overlay(queue).next_sequence)
+    behind, room = place_alone(plan.overlay(queue).next_sequence), plan.lock_room(queue)
     while heap:
         receiver = next(waiting, None)
         if receiver is not None:
@@ -152,9 +152,17 @@ def deal_runs(plan: Plan, queue: Queue, runs: Iterable[tuple[int, Iterator[Messa
             receiver, credit = again.popleft()
         else:
             break
+        most = credit
+        if room is not None and not receiver.delete:
+            if not room:  # others may take what they do not lock
+                plan.hold_back(queue)
+                continue
+            most = min(credit, room)
         _, _, _, message, run = heappop(heap)
         fresh = takewhile(lambda each: not is_expired(each, plan.now_ms), run)
-        taken = [message, *islice(fresh, credit - 1)]
+        taken = [message, *islice(fresh, most - 1)]
+        if room is not None and not receiver.delete:
+            room -= len(taken)
         _, hand = given.pop(receiver.receiver, (receiver, []))
         hand += taken
         given[receiver.receiver] = (receiver, hand)

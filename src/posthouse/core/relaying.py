@@ -125,6 +125,8 @@ def _forward(handed: Relay, message: Message) -> bool:
         return handed.turn_back(message, note, "Session id is null.", text)
     if properties.max_message_bytes is not None and size > properties.max_message_bytes:
         return handed.turn_back(message, note, "MessageTooLarge", f"{name!r} takes smaller ones.")
+    if name == source.queue.topic and source.queue.transfer is not None:
+        source.remove([message])  # a topic is as full as its subscriptions: it counts once
     try:
         handed.copy(message, target, counted(note, hops, target), None)
     except QuotaExceeded as full:
