@@ -39,11 +39,12 @@ RAISED = (AzureError, ValueError, OSError)  # what the SDK lets through to who u
 class Asked(threading.local):
     """The requests to settle that a thread has made, of which the SDK tells nobody."""
 
+    tag: bytes | None = None  # of the message; others are released meanwhile
     over_link = 0
     by_management = 0
 
-    def reset(self) -> None:
-        self.over_link = self.by_management = 0
+    def begin(self, message: ServiceBusReceivedMessage) -> None:
+        self.tag, self.over_link, self.by_management = message._delivery_tag, 0, 0
 
 
 ASKED = Asked()
@@ -54,7 +55,8 @@ def count_requests() -> None:
     dispose = ReceiverLink._outgoing_disposition
 
     def disposing(link: Any, first: int, last: int | None, tag: bytes, *more: Any) -> None:
-        ASKED.over_link += tag in link._received_delivery_tags  # others are not sent
+        # What the link does not know is not sent.
+        ASKED.over_link += tag == ASKED.tag and tag in link._received_delivery_tags
         dispose(link, first, last, tag, *more)
 
     ReceiverLink._outgoing_disposition = disposing  # type: ignore[assignment,method-assign]
@@ -88,7 +90,7 @@ class Receiver:
 
     def complete(self, message: ServiceBusReceivedMessage) -> str:
         """Returns the link over which alone it was asked and answered; "" for none."""
-        ASKED.reset()
+        ASKED.begin(message)
         before = self.link
         self._receiver.complete_message(message)
         is_sole = (ASKED.over_link, ASKED.by_management) == (1, 0)
