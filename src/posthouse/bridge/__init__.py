@@ -1,0 +1,1 @@
+"""The bridge: an outbox, an inbox, consumers and a topology for services that exchange events."""

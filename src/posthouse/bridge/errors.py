@@ -1,0 +1,35 @@
+"""The errors of the bridge. Each says what happened, to what, and what to do."""
+
+
+class BridgeError(Exception):
+    """An error of the bridge; the others are kinds of it."""
+
+
+class ConfigurationError(BridgeError):
+    """A setting of the bridge cannot be used."""
+
+
+class PublishFailed(BridgeError):
+    """An event was not stored. `transient` says whether the same event may succeed later."""
+
+    def __init__(self, reason: str, *, transient: bool) -> None:
+        super().__init__(reason)
+        self.transient = transient
+
+
+class TooLarge(PublishFailed):
+    """An event is larger than the transport takes."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, transient=False)
+
+
+class NotPermitted(PublishFailed):
+    """The transport's server refuses this user the operation that the error names."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, transient=False)
+
+
+class TopologyConflict(BridgeError):
+    """What is there contradicts what the bridge needs, and changing it would do harm."""
