@@ -43,6 +43,7 @@ class Source:
     consumer: str  # the durable name; consumers of one name share the events
     push: bool = False
     ack_wait: float = 30.0  # seconds after which an event that nobody settled is delivered again
+    max_pending: int = 0  # unsettled events of all who share the consumer; 0: as is recommended
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class Topology:
     replicas: int = 0  # 0: as many as the transport recommends
     duplicate_window: float = 600.0
     max_deliver: int = -1
+    # Each event for one consumer ("workqueue"), or for each that there is ("interest").
+    retention: Literal["workqueue", "interest"] = "workqueue"
 
 
 Act = Literal["create", "update", "leave", "conflict"]
