@@ -167,10 +167,15 @@ def headers_of(event: Event, style: Style = "bridge") -> dict[str, str]:
     if trace:
         headers[TRACE_PARENT] = trace
     if event.key:
-        headers[KEY_HEADER] = quote(event.key, safe="")
+        headers[KEY_HEADER] = key_text(event.key)
     if event.sequence:
         headers[SEQUENCE_HEADER] = str(event.sequence)
     return headers | {name: text for name, text in event.headers.items() if name not in headers}
+
+
+def key_text(key: str) -> str:
+    """Returns a key as a header has it."""
+    return quote(key, safe="")
 
 
 def check_headers(id: str, headers: Mapping[str, str]) -> None:

@@ -152,12 +152,15 @@ class Plan:
         return [step for step in self.steps if step.act == "conflict"]
 
 
+State = Literal["disconnected", "connecting", "connected", "reconnecting", "failed"]
+
+
 @dataclass(frozen=True, slots=True)
 class TransportHealth:
     """How a transport is. `facts` are for people and programs: round trip, stream, consumer."""
 
     connected: bool
-    state: Literal["disconnected", "connecting", "connected", "reconnecting", "failed"]
+    state: State
     server: str
     since: float  # seconds since 1970 at which the state began
     problem: str  # "": there is none
