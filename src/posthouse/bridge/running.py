@@ -47,7 +47,13 @@ class Consumers:
         self._intakes = []
         for route in routes:
             processing = Processing(
-                route.handler, middleware, route.guard, figures, hands, self._pool, hooks.crash_point
+                route.handler,
+                middleware,
+                route.guard,
+                figures,
+                hands,
+                self._pool,
+                hooks.crash_point,
             )
             self._intakes.append(
                 Intake(
@@ -83,4 +89,3 @@ class Consumers:
                   "Some handlers did not come to their end.",
                   extra={"event": "bridge.drained", "drained": ended})  # fmt: skip
         return ended
-

@@ -11,7 +11,6 @@ event is delivered again. Retries come at once.
 
 import asyncio
 import contextlib
-import json
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Sized
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from posthouse.bridge import envelope
 from posthouse.bridge.effects import Effects, Snapshot, without_chance
-from posthouse.bridge.errors import BridgeError, ConfigurationError, MalformedEvent, PublishFailed
+from posthouse.bridge.errors import ConfigurationError, MalformedEvent, PublishFailed
 from posthouse.bridge.event import Event
 from posthouse.bridge.hooks import Hooks, SimulatedCrash
 from posthouse.bridge.transport import (
@@ -250,7 +249,9 @@ class Testing:
             raise ConfigurationError("prove: the function is no handler of these bridges.")
         bridge, source = found[0]
         if event is None:
-            event = await self._made(bridge, source, type, {"id": 1} if payload is None else payload)
+            event = await self._made(
+                bridge, source, type, {"id": 1} if payload is None else payload
+            )
         await self.settle()
         prover = _Prover(self, bridge, source, event, watch)
         return await prover.run()
@@ -376,9 +377,7 @@ class KitTransport:
         """Publishes what a service outside of the test would have."""
         return await self._publish(events, is_own=False)
 
-    async def _publish(
-        self, events: Sequence[Outgoing], *, is_own: bool
-    ) -> list[Stored | Failure]:
+    async def _publish(self, events: Sequence[Outgoing], *, is_own: bool) -> list[Stored | Failure]:
         answers = await self._near.publish(events)
         for event, answer in zip(events, answers, strict=True):
             if isinstance(answer, Stored):
