@@ -33,3 +33,7 @@ class NotPermitted(PublishFailed):
 
 class TopologyConflict(BridgeError):
     """What is there contradicts what the bridge needs, and changing it would do harm."""
+
+
+class MalformedEvent(BridgeError):
+    """The bytes of an event cannot be read; the text says where they are wrong."""

@@ -43,6 +43,7 @@ class Source:
     consumer: str  # the durable name; consumers of one name share the events
     push: bool = False
     ack_wait: float = 30.0  # seconds after which an event that nobody settled is delivered again
+    max_pending: int = 0  # unsettled events of all who share the consumer; 0: as is recommended
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class Topology:
     replicas: int = 0  # 0: as many as the transport recommends
     duplicate_window: float = 600.0
     max_deliver: int = -1
+    # Each event for one consumer ("workqueue"), or for each that there is ("interest").
+    retention: Literal["workqueue", "interest"] = "workqueue"
 
 
 Act = Literal["create", "update", "leave", "conflict"]
@@ -149,12 +152,15 @@ class Plan:
         return [step for step in self.steps if step.act == "conflict"]
 
 
+State = Literal["disconnected", "connecting", "connected", "reconnecting", "failed"]
+
+
 @dataclass(frozen=True, slots=True)
 class TransportHealth:
     """How a transport is. `facts` are for people and programs: round trip, stream, consumer."""
 
     connected: bool
-    state: Literal["disconnected", "connecting", "connected", "reconnecting", "failed"]
+    state: State
     server: str
     since: float  # seconds since 1970 at which the state began
     problem: str  # "": there is none
