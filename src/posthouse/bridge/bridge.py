@@ -118,8 +118,9 @@ class Bridge:
         if url.startswith("memory://") and self._hooks.memory:
             url = self._hooks.memory
         made = transport_of(
-            url, stream=self.settings.stream_name, dead_letters=self.names.dead_letters
-        )
+            url, stream=self.settings.stream_name, dead_letters=self.names.dead_letters,
+            **self.settings.transport_options,
+        )  # fmt: skip
         return self._hooks.wrap(made)
 
     def _make_storage(self, database: Any, tables: Any) -> "Storage | None":
@@ -467,6 +468,8 @@ class Bridge:
             await bridge.close()
         """
         await self._connection.close()
+        if self._storage is not None:
+            await self._storage.close()
 
     async def __aenter__(self) -> "Bridge":
         if self.settings.connect:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit, urlunsplit
 
@@ -10,6 +10,7 @@ from posthouse.bridge.errors import ConfigurationError
 from posthouse.client.secret import Secret, reveal
 
 PREFIX = "POSTHOUSE_BRIDGE_"  # of variables of the environment
+_NATS = ("nats://", "nats+tls://", "tls://")
 NAME_CHARS_MAX = 100  # so that a subject of three of them has at most 255 with `sync` or `dlq`
 LANES_MAX = 1_024
 BATCH_MAX = 1_000
@@ -35,6 +36,17 @@ class Settings:
     auto_provision: bool = True  # streams and consumers are created at the first use
     replicas: int = 0  # of the stream; 0: as many as the transport recommends
     duplicate_window: float = 600.0  # in which the transport stores one id once
+    # NATS alone.
+    user: str = ""
+    password: str | Secret[str] = ""
+    credentials: str = ""  # a .creds file, or one with the seed of an nkey
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    inbox_prefix: str = "_INBOX"  # of the subjects on which answers come
+    monitor: str = ""  # the URL of the server's monitoring port, which says how it syncs
+    # Queues alone.
+    sessions: bool | None = None  # keys stay in order by sessions; None: where there are some
     # Publishing.
     envelope: EnvelopeStyle = "bridge"
     topics: bool = False  # a subject for each type of event, for more than two services
@@ -75,6 +87,7 @@ class Settings:
                 object.__setattr__(self, name, made)
         _check(isinstance(self.url, str | Secret), "url", "must be a text")
         object.__setattr__(self, "url", Secret(reveal(self.url)))
+        object.__setattr__(self, "password", Secret(reveal(self.password)))
         for field in fields(self):
             _check_kind(field.name, field.type, getattr(self, field.name))
         self._check_names()
@@ -113,10 +126,25 @@ class Settings:
         """The URL with its credentials."""
         return reveal(self.url)
 
+    @property
+    def transport_options(self) -> dict[str, Any]:
+        """The settings that only one kind of transport has, where they are given."""
+        told: dict[str, Any] = {
+            "user": self.user, "password": reveal(self.password), "credentials": self.credentials,
+            "ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file,
+            "monitor": self.monitor,
+        }  # fmt: skip
+        found = {name: value for name, value in told.items() if value}
+        if self.inbox_prefix != "_INBOX":
+            found["inbox"] = self.inbox_prefix
+        if self.address.startswith(_NATS):
+            found |= {"restricted": not self.auto_provision, "client_name": self.app}
+        return found | ({} if self.sessions is None else {"sessions": self.sessions})
+
     def shown(self) -> dict[str, object]:
         """The settings for people and programs, without secrets."""
-        told = asdict(replace(self))
-        return {**told, "url": hide(self.address), "stream": self.stream_name}
+        hidden = {"url": hide(self.address), "password": "***" if self.password else ""}
+        return {**asdict(self), **hidden, "stream": self.stream_name}
 
 
 _POSITIVE = (
@@ -128,14 +156,14 @@ _POSITIVE = (
 # As JetStream Bridge has them, where it has them.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "development": {
-        "connect_attempts": 3, "ack_wait": 10.0, "delays": (1.0, 2.0, 5.0), "health_seconds": 1.0,
+        "max_deliver": 3, "ack_wait": 10.0, "delays": (1.0, 2.0, 5.0), "health_seconds": 1.0,
     },
     "test": {
         "connect_attempts": 2, "connect_delay": 0.1, "ack_wait": 5.0, "max_deliver": 2,
         "delays": (0.1, 0.2), "health_seconds": 0.0, "poll_seconds": 0.05,
     },
     "staging": {
-        "connect_attempts": 3, "max_deliver": 3, "ack_wait": 15.0, "delays": (1.0, 5.0, 15.0),
+        "max_deliver": 3, "ack_wait": 15.0, "delays": (1.0, 5.0, 15.0),
     },
     "production": {"connect_attempts": 5},
     "high_throughput": {

@@ -4,17 +4,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-from sqlalchemy import Engine, MetaData, create_engine
+from sqlalchemy import Connection, Engine, MetaData, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from posthouse.bridge.consuming import Held
-from posthouse.bridge.database import Database
+from posthouse.bridge.database import TROUBLE, Database
 from posthouse.bridge.errors import BridgeError, ConfigurationError
 from posthouse.bridge.figures import Figures
 from posthouse.bridge.handling import Handler
 from posthouse.bridge.inbox import Inbox, InboxEntry
+from posthouse.bridge.looking import Looker
 from posthouse.bridge.outbox import Outbox, OutboxRow
 from posthouse.bridge.processing import Room
 from posthouse.bridge.publishing import Prepared
@@ -41,12 +43,14 @@ class Storage:
         """`woken` is called after a transaction with rows was committed, from any thread."""
         self._settings = settings
         self.engine = _engine(database)
+        self._is_mine = isinstance(database, str)
         self.database = Database(self.engine)
         self._metadata = MetaData()
         self.tables = tables or Tables.make(
             self._metadata, prefix=settings.prefix, schema=settings.schema or None,
             keep_payload=settings.keep_payload,
         )  # fmt: skip
+        self.looker = Looker(self.tables)
         self._outbox = Outbox(self.tables, lanes=settings.lanes, wake=self._wake)
         self._woken = woken
         self._relays: list[Relay] = []  # that run in this process
@@ -106,6 +110,7 @@ class Storage:
         tasks = [asyncio.create_task(relay.run())]
         if transport.wakes and settings.wake == "transport":
             tasks.append(asyncio.create_task(_listen(transport, channel, relay)))
+        await asyncio.sleep(0)  # the relay begins
         self._relays.append(relay)
         try:
             yield relay
@@ -120,6 +125,28 @@ class Storage:
         """Returns when the relays of this process have nothing left to send. For tests."""
         for relay in list(self._relays):
             await relay.settle()
+
+    async def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns how the outbox and the inbox are. Raises what is in `trouble`."""
+
+        def look(connection: Connection) -> tuple[dict[str, Any], dict[str, Any]]:
+            return self.looker.outbox(connection), self.looker.inbox(connection)
+
+        return await self.database.run(look)
+
+    @property
+    def trouble(self) -> tuple[type[BaseException], ...]:
+        """What is raised when the database is away, or its tables are not there."""
+        return (*TROUBLE, TimeoutError)
+
+    async def close(self) -> None:
+        """Closes the engine that was made from a URL; a user's own stays open."""
+        self.database.close()
+        if self._is_mine:
+            if isinstance(self.engine, AsyncEngine):
+                await self.engine.dispose()
+            else:
+                self.engine.dispose()
 
     async def create_tables(self) -> None:
         await self.database.run(self.tables.create)

@@ -171,21 +171,21 @@ class Testing:
             raise ConfigurationError(f"There is no crash before {where!r}: mark, commit or ack.")
         self._crashes.append(where)
 
-    async def settle(self, timeout: float = SETTLE_SECONDS) -> None:
+    async def settle(self, within: float = SETTLE_SECONDS) -> None:
         """Waits until the relay and the handlers have nothing left to do.
 
-        `timeout` is in seconds. Raises TimeoutError, which says what is left.
+        `within` is in seconds. Raises TimeoutError, which says what is left.
 
         Example:
             await t.settle()
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(within):
                 await self._settle()
         except TimeoutError:
             left = ", ".join(f"{id} at {consumer}" for consumer, id in list(self._waiting)[:5])
             raise TimeoutError(
-                f"After {timeout:g} s there is still something to do:"
+                f"After {within:g} s there is still something to do:"
                 f" {left or 'rows of the outbox'}."
             ) from None
 
@@ -497,13 +497,13 @@ def _size(watch: Callable[[], Any] | None) -> int:
 
 def subject_matches(pattern: str, subject: str) -> bool:
     """Whether a subject is one of a pattern: `*` is one token, `>` one or more at the end."""
-    tokens, wanted = subject.split("."), pattern.split(".")
-    for place, token in enumerate(wanted):
-        if token == ">":
-            return len(tokens) > place
-        if place >= len(tokens) or token not in ("*", tokens[place]):
+    parts, wanted = subject.split("."), pattern.split(".")
+    for place, part in enumerate(wanted):
+        if part == ">":
+            return len(parts) > place
+        if place >= len(parts) or part not in ("*", parts[place]):
             return False
-    return len(tokens) == len(wanted)
+    return len(parts) == len(wanted)
 
 
 def _matches(wanted: Any, there: Any) -> bool:
