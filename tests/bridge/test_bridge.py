@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,8 @@ async def test_a_trace_goes_on_through_a_handler(tmp_path: Path) -> None:
         ({"preset": "prod"}, "preset"),
         ({"max_delivery": 3}, "max_delivery"),
         ({"tables": object()}, "tables"),
+        ({"password": "secret"}, "password"),
+        ({"url": "nats://n1", "sessions": True}, "sessions"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_name(given: dict[str, Any], named: str) -> None:
@@ -312,24 +314,20 @@ def test_a_program_without_a_loop_has_a_twin(tmp_path: Path) -> None:
     assert worker.orders == ["1"]
 
 
-async def test_run_ends_when_it_is_stopped(tmp_path: Path) -> None:
-    worker = Service(tmp_path, "worker", "api")
-    begun = asyncio.Event()
+async def test_run_ends_when_it_is_stopped_and_settles_what_was_begun(tmp_path: Path) -> None:
+    worker = Service(tmp_path, "worker", "api", url=f"memory://{tmp_path.name}-run")
+    api = Bridge(f"memory://{tmp_path.name}-run", app="api", destination="worker")
 
     @worker.bridge.consumer()
-    async def on_event(event: Event) -> None: ...
-
-    @worker.bridge.use
-    async def noted(event: Event, call_next: Callable[[Any], Any]) -> Any:
-        begun.set()
-        return await call_next(event)
+    async def on_event(event: Event, session: Session) -> None:
+        worker.bridge.stop()
+        ship(session, event)
 
     await worker.bridge.create_tables()
-    running = asyncio.create_task(worker.bridge.run())
-    while not worker.bridge.connection.is_open:
-        await asyncio.sleep(0.01)
-    worker.bridge.stop()
-    assert await running is True
+    await api.publish("order.created", {"id": 1})
+    assert await worker.bridge.run() is True
+    assert worker.orders == ["1"]
+    await api.close()
 
 
 @pytest.fixture(autouse=True)

@@ -195,7 +195,9 @@ def _context(outcome: Outcome, delivery: Delivery, event: Event | None) -> dict[
         told["event_type"] = event.type
         told["published_at"] = event.occurred_at.isoformat()
     if outcome.error is not None:
-        told["error_class"] = type(outcome.error.__cause__ or outcome.error).__name__
+        # A payload that cannot be read is told with the class of what said so.
+        cause = outcome.error.__cause__ if isinstance(outcome.error, Unrecoverable) else None
+        told["error_class"] = type(cause or outcome.error).__name__
         told["error_message"] = describe(outcome.error)
     return told
 

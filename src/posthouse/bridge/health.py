@@ -1,12 +1,15 @@
 """How a bridge is: its connection, its stream, its outbox, its inbox, and what is wrong."""
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from posthouse.bridge.errors import BridgeError
 from posthouse.bridge.transport import TransportHealth
@@ -48,7 +51,8 @@ class Health:
         Example:
             print(json.dumps(health.as_dict()))
         """
-        return asdict(self)
+        told: dict[str, Any] = json.loads(msgspec.json.encode(asdict(self)))
+        return told
 
 
 async def look(bridge: "Bridge") -> Health:
@@ -80,7 +84,8 @@ async def look(bridge: "Bridge") -> Health:
         "last_health_check_ms": round((time.monotonic() - begun) * 1_000, 3),
     }
     return Health(
-        not problems, problems, connection | facts, {"name": bridge.settings.stream_name} | stream,
+        not problems, problems, {**connection, **facts},
+        {"name": bridge.settings.stream_name, **stream},
         consumer, outbox, inbox, handling, performance, _config(bridge), version("posthouse"),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from posthouse.bridge.errors import ConfigurationError
 from posthouse.client.secret import Secret, reveal
@@ -91,6 +91,10 @@ class Settings:
         for field in fields(self):
             _check_kind(field.name, field.type, getattr(self, field.name))
         self._check_names()
+        is_nats = self.address.startswith(_NATS)
+        for name in () if is_nats else _OF_NATS:
+            _check(getattr(self, name) == _DEFAULTS[name], name, "is a setting of NATS alone")
+        _check(not is_nats or self.sessions is None, "sessions", "is a setting of queues alone")
         for name in _POSITIVE:
             _check(getattr(self, name) > 0, name, "must be more than 0")
         _check(0 <= self.replicas <= 5, "replicas", "must be from 0 to 5")
@@ -147,6 +151,12 @@ class Settings:
         return {**asdict(self), **hidden, "stream": self.stream_name}
 
 
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
+_DEFAULTS["password"] = Secret("")
+_OF_NATS = (
+    "user", "password", "credentials", "ca_file", "cert_file", "key_file", "inbox_prefix",
+    "monitor",
+)  # fmt: skip
 _POSITIVE = (
     "connect_attempts", "duplicate_window", "publish_attempts", "payload_bytes_max", "max_deliver",
     "lanes", "relay_batch", "poll_seconds", "outbox_attempts", "keep_sent", "keep_seen",
@@ -236,7 +246,7 @@ def hide(url: str) -> str:
     """Returns a URL without its credentials and its query."""
     parts = urlsplit(url)
     hosts = ",".join(host.rpartition("@")[2] for host in parts.netloc.split(","))
-    return urlunsplit((parts.scheme, hosts, parts.path, "", "")) if parts.scheme else "***"
+    return f"{parts.scheme}://{hosts}{parts.path}" if parts.scheme else "***"
 
 
 def _check_kind(name: str, kind: Any, value: object) -> None:

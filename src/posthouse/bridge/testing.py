@@ -291,11 +291,10 @@ class Testing:
         self._tell()
 
     def _note_settled(self, delivery: Delivery, how: Settlement) -> None:
-        match how:
-            case Ack() | Bury():
-                self._waiting.pop((delivery.consumer, delivery.id), None)
-            case Nak(delay=delay):
-                self.delays.append(delay)
+        if isinstance(how, Ack | Bury):
+            self._waiting.pop((delivery.consumer, delivery.id), None)
+        elif isinstance(how, Nak):
+            self.delays.append(how.delay)
         if isinstance(how, Bury):
             event: Event | None = None
             with contextlib.suppress(MalformedEvent):
