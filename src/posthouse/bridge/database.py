@@ -30,6 +30,7 @@ from sqlalchemy.types import DateTime, TypeDecorator
 from posthouse.bridge.errors import ConfigurationError
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+DRIVERS = ("asyncpg", "psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3", "aiosqlite")
 THREADS = 4  # of a synchronous engine: the relay reads, marks and renews at once
 MYSQL_DUPLICATE = 1062  # its error for a key that is there
 ERROR_CHARS_MAX = 1_024  # of what is told of an error
@@ -244,10 +245,17 @@ class Database:
 
         Raises what is in TROUBLE when the database is away, busy, or takes more than RUN_SECONDS.
         """
-        if isinstance(self.engine, AsyncEngine):
-            async with asyncio.timeout(RUN_SECONDS), self.engine.begin() as connection:
-                return await connection.run_sync(work)
-        return await self.in_thread(lambda: self.run_blocking(work))
+        try:
+            if isinstance(self.engine, AsyncEngine):
+                async with asyncio.timeout(RUN_SECONDS), self.engine.begin() as connection:
+                    return await connection.run_sync(work)
+            return await self.in_thread(lambda: self.run_blocking(work))
+        except TROUBLE:
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in DRIVERS:  # it is not wrapped always
+                raise ConnectionError(first_line(error)) from error
+            raise
 
     def run_blocking(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` as `run` does, in the calling thread; for a synchronous engine."""

@@ -81,7 +81,7 @@ def lanes_columns() -> list["sql.Column[Any]"]:
         sql.Column("lane", sql.SmallInteger(), primary_key=True, autoincrement=False),
         sql.Column("owner", _text(), nullable=False),  # "": nobody
         sql.Column("token", sql.BigInteger(), nullable=False),  # one higher with each owner
-        sql.Column("until", Moment(), nullable=False),
+        sql.Column("until", Moment(), nullable=False, default=now()),
     ]
 
 
