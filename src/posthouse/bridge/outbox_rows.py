@@ -23,11 +23,6 @@ REFUSED_SECONDS = 2.0  # until a row is tried again that was refused once; then 
 REFUSED_SECONDS_MAX = 300.0
 
 
-def _literally(text: str) -> "sql.ColumnElement[str]":
-    """A text that stands in the statement, so that the index of some rows is seen to hold it."""
-    return sql.literal_column(f"'{text}'", sql.String())
-
-
 class OutboxRows:
     """The outbox as the relay `me` reads and marks it."""
 
@@ -52,7 +47,7 @@ class OutboxRows:
             o.id, o.event_id, o.lane, o.key, o.subject, o.payload, o.headers, o.attempts,
             age(o.enqueued_at).label("age"),
         ).where(
-            sql.text(IS_UNSENT), o.status == _literally(PENDING), o.lane.in_(lanes),
+            sql.text(IS_UNSENT), o.status == literal(PENDING), o.lane.in_(lanes),
             o.next_at <= now(),
         )  # fmt: skip
         given: dict[str, object] = {}
@@ -129,6 +124,6 @@ class OutboxRows:
         """Counts the rows of all lanes that are to be sent now."""
         o = self._outbox.c
         due = sql.select(sql.func.count()).where(
-            sql.text(IS_UNSENT), o.status == _literally(PENDING), o.next_at <= now()
+            sql.text(IS_UNSENT), o.status == literal(PENDING), o.next_at <= now()
         )
         return int(connection.scalar(due.select_from(self._outbox)) or 0)
