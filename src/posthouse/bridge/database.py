@@ -24,12 +24,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import DateTime, TypeDecorator
 
 from posthouse.bridge.errors import ConfigurationError
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+DRIVERS = ("asyncpg", "psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3", "aiosqlite")
 THREADS = 4  # of a synchronous engine: the relay reads, marks and renews at once
 MYSQL_DUPLICATE = 1062  # its error for a key that is there
 ERROR_CHARS_MAX = 1_024  # of what is told of an error
@@ -63,35 +64,42 @@ class Moment(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC)
 
 
-class now(ColumnElement[datetime]):
+class now(FunctionElement[datetime]):
     """The database's time at the start of the statement."""
 
     type = Moment()
     inherit_cache = True
 
 
-class later(ColumnElement[datetime]):
-    """The database's time and the microseconds of a parameter; a negative number is before it."""
+class later(FunctionElement[datetime]):
+    """The database's time and so many microseconds; a negative number is before it.
+
+    They are a number, which stands in the statement, or the name of a parameter.
+    """
 
     type = Moment()
-    inherit_cache = False  # the name of the parameter is part of the text
+    inherit_cache = True
 
-    def __init__(self, parameter: str, micros: int | None = None) -> None:
-        """`micros` may be given here, or with the statement."""
-        if micros is None:
-            self.micros = sql.bindparam(parameter, type_=sql.BigInteger())
+    def __init__(self, micros: int | str) -> None:
+        if isinstance(micros, str):
+            super().__init__(sql.bindparam(micros, type_=sql.BigInteger()))
         else:
-            self.micros = sql.bindparam(parameter, micros, type_=sql.BigInteger(), unique=True)
+            super().__init__(sql.literal_column(str(int(micros)), sql.BigInteger()))
 
 
-class age(ColumnElement[float]):
+class age(FunctionElement[float]):
     """The seconds from a time until the database's time."""
 
     type = sql.Float()
-    inherit_cache = False
+    inherit_cache = True
 
-    def __init__(self, since: ColumnElement[Any]) -> None:
-        self.since = since
+
+def literal(text: str) -> "sql.ColumnElement[str]":
+    """A word that stands in the statement: an index of some rows is used only where its condition
+    is seen to hold, and many rows go in one statement only where nothing else is a parameter.
+    """
+    assert text.isalpha()
+    return sql.literal_column(f"'{text}'", sql.String())
 
 
 @compiles(now, "postgresql")
@@ -119,7 +127,7 @@ def _sqlite_form(compiler: SQLCompiler) -> str:
 
 @compiles(later, "postgresql")
 def _later_postgresql(element: later, compiler: SQLCompiler, **options: Any) -> str:
-    micros = compiler.process(element.micros, **options)
+    micros = compiler.process(element.clauses, **options)
     return f"(statement_timestamp() + {micros} * interval '1 microsecond')"
 
 
@@ -127,33 +135,33 @@ def _later_postgresql(element: later, compiler: SQLCompiler, **options: Any) -> 
 @compiles(later, "mariadb")
 def _later_mysql(element: later, compiler: SQLCompiler, **options: Any) -> str:
     return (
-        f"(utc_timestamp(6) + interval {compiler.process(element.micros, **options)} microsecond)"
+        f"(utc_timestamp(6) + interval {compiler.process(element.clauses, **options)} microsecond)"
     )
 
 
 @compiles(later, "sqlite")
 def _later_sqlite(element: later, compiler: SQLCompiler, **options: Any) -> str:
-    micros = compiler.process(element.micros, **options)
+    micros = compiler.process(element.clauses, **options)
     step = f"(round({micros} / 1000000.0, 3) || ' seconds')"
     return f"(strftime({_sqlite_form(compiler)}, 'now', {step}) || '000')"
 
 
 @compiles(age, "postgresql")
 def _age_postgresql(element: age, compiler: SQLCompiler, **options: Any) -> str:
-    since = compiler.process(element.since, **options)
+    since = compiler.process(element.clauses, **options)
     return f"cast(extract(epoch from statement_timestamp() - {since}) as double precision)"
 
 
 @compiles(age, "mysql")
 @compiles(age, "mariadb")
 def _age_mysql(element: age, compiler: SQLCompiler, **options: Any) -> str:
-    since = compiler.process(element.since, **options)
+    since = compiler.process(element.clauses, **options)
     return f"(timestampdiff(microsecond, {since}, utc_timestamp(6)) / 1000000.0)"
 
 
 @compiles(age, "sqlite")
 def _age_sqlite(element: age, compiler: SQLCompiler, **options: Any) -> str:
-    since = compiler.process(element.since, **options)
+    since = compiler.process(element.clauses, **options)
     return f"((julianday('now') - julianday({since})) * 86400.0)"
 
 
@@ -244,10 +252,17 @@ class Database:
 
         Raises what is in TROUBLE when the database is away, busy, or takes more than RUN_SECONDS.
         """
-        if isinstance(self.engine, AsyncEngine):
-            async with asyncio.timeout(RUN_SECONDS), self.engine.begin() as connection:
-                return await connection.run_sync(work)
-        return await self.in_thread(lambda: self.run_blocking(work))
+        try:
+            if isinstance(self.engine, AsyncEngine):
+                async with asyncio.timeout(RUN_SECONDS), self.engine.begin() as connection:
+                    return await connection.run_sync(work)
+            return await self.in_thread(lambda: self.run_blocking(work))
+        except TROUBLE:
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in DRIVERS:  # it is not wrapped always
+                raise ConnectionError(first_line(error)) from error
+            raise
 
     def run_blocking(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` as `run` does, in the calling thread; for a synchronous engine."""

@@ -22,7 +22,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from posthouse.bridge.database import TROUBLE, Database, first_line, is_duplicate, later, now
+from posthouse.bridge.database import (
+    TROUBLE,
+    Database,
+    first_line,
+    is_duplicate,
+    later,
+    literal,
+    now,
+)
 from posthouse.bridge.errors import BridgeError
 from posthouse.bridge.tables import FAILED, PROCESSED, PROCESSING, TEXT_CHARS_MAX, Tables
 
@@ -205,8 +213,9 @@ class InboxRows:
         self._mode = mode
         c = self._table.c
         is_over = sql.func.coalesce(c.lease_until, now()) <= now()
+        is_begun = c.status == literal(PROCESSING)
         # Nobody has done it, and nobody is at it.
-        self._is_free = sql.or_(c.status == FAILED, sql.and_(c.status == PROCESSING, is_over))
+        self._is_free = sql.or_(c.status == literal(FAILED), sql.and_(is_begun, is_over))
 
     def begin(self, connection: Connection, entries: Sequence[InboxEntry]) -> list[State]:
         """Takes the entries that nobody has handled; returns the state of each."""
@@ -214,9 +223,9 @@ class InboxRows:
             return ["new"] * len(entries)
         first = {entry.key: entry for entry in reversed(entries)}
         if self._mode == "transactional":
-            how: dict[str, Any] = {"status": PROCESSED, "processed_at": now()}
+            how: dict[str, Any] = {"status": literal(PROCESSED), "processed_at": now()}
         else:
-            how = {"status": PROCESSING, "lease_until": later("lease_us", LEASE_US)}
+            how = {"status": literal(PROCESSING), "lease_until": later(LEASE_US)}
         new = self._take(connection, list(first.values()), how)
         states: dict[str, State] = dict.fromkeys(new, "new")
         if len(new) < len(first):
@@ -235,7 +244,7 @@ class InboxRows:
 
     def renew(self, connection: Connection, entries: Sequence[InboxEntry]) -> None:
         """Renews the leases of entries, in `marked` mode."""
-        lease = {"lease_until": later("lease_us", LEASE_US)}
+        lease = {"lease_until": later(LEASE_US)}
         self._update(connection, entries, self._table.c.status == PROCESSING, lease)
 
     def fail(self, connection: Connection, entry: InboxEntry, error: str) -> None:
@@ -264,11 +273,9 @@ class InboxRows:
         insert: "postgresql.Insert | sqlite.Insert",
         how: Mapping[str, Any],
     ) -> set[str]:
-        c = self._table.c
-        again: dict[str, Any] = {
-            name: insert.excluded[name] for name in rows[0] if name not in _KEPT
-        }
-        again |= {"attempts": c.attempts + 1, "error": None, **how}
+        c, ours = self._table.c, {name for name in (*rows[0], *how) if name not in _KEPT}
+        again: dict[str, Any] = {name: insert.excluded[name] for name in sorted(ours)}
+        again = {"error": sql.null(), **again, "attempts": c.attempts + sql.literal_column("1")}
         statement = insert.values(received_at=now(), **how).on_conflict_do_update(
             index_elements=[c.consumer, c.event_id], set_=again, where=self._is_free
         )
@@ -354,3 +361,17 @@ def inbox_key(event_id: str, stream: str, sequence: int) -> str:
     if len(key) <= TEXT_CHARS_MAX and key.isascii() and key.isprintable() and " " not in key:
         return key
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def check_retention(keep_seconds: float, late_seconds: float) -> str:
+    """Says what is wrong if a duplicate may come after the inbox has forgotten the event.
+
+    `late_seconds` is how late a duplicate may come: the stream's maximal age, or the longest outage
+    and all retries. "" says that nothing is wrong.
+    """
+    if keep_seconds > late_seconds:
+        return ""
+    return (
+        f"The inbox forgets events after {keep_seconds:,.0f} s, and a duplicate may come after"
+        f" {late_seconds:,.0f} s; it would be handled again. Keep them longer with `keep_seen`."
+    )

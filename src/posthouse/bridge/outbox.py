@@ -106,7 +106,7 @@ class Outbox:
             for name, value in self._values(row).items():
                 setattr(made, name, value)
             if row.delay > 0:
-                made.next_at = later("delay_us", _micros(row.delay))
+                made.next_at = later(_micros(row.delay))
             session.add(made)
         session.info[_SESSION_WROTE] = True
         if self._wake is not None and not event.contains(session, "after_commit", self._woke):
@@ -177,13 +177,10 @@ class Outbox:
         key = (dialect.name, dialect.paramstyle)
         if key not in self._cursor_inserts:
             table = self._tables.outbox
-            names = [name for name in _COLUMNS if name in table.columns]
-            values = {name: sql.bindparam(name, type_=sql.String()) for name in names}
-            insert = table.insert().values(
-                **values, next_at=later("delay_us"), enqueued_at=now()
-            )  # fmt: skip
+            values = {name: sql.bindparam(name, type_=table.c[name].type) for name in _COLUMNS}
+            insert = table.insert().values(**values, next_at=later("delay_us"), enqueued_at=now())
             compiled = insert.compile(dialect=dialect)
-            named = dict.fromkeys([*names, "delay_us"])
+            named = dict.fromkeys([*_COLUMNS, "delay_us"])
             self._cursor_inserts[key] = (str(compiled), compiled.positiontup or named)
         return self._cursor_inserts[key]
 
@@ -240,8 +237,6 @@ _PARAMETERS = ("qmark", "format", "pyformat", "named", "numeric")
 
 def _dialect_of(cursor: Any) -> Dialect:
     """Returns the dialect of a cursor, with the style of its parameters."""
-    from sqlalchemy.dialects import registry as dialects
-
     vendor = getattr(getattr(cursor, "db", None), "vendor", None)
     for kind in type(cursor).__mro__:
         driver = kind.__module__.partition(".")[0]
@@ -249,7 +244,7 @@ def _dialect_of(cursor: Any) -> Dialect:
             name = str(_DRIVERS.get(driver, vendor))
             style = "format" if vendor else getattr(sys.modules.get(driver), "paramstyle", "qmark")
             if name in _DRIVERS.values() and style in _PARAMETERS:
-                made: Dialect = dialects.load(name)(paramstyle=style)
+                made: Dialect = sql.make_url(f"{name}://").get_dialect()(paramstyle=style)
                 return made
             break
     raise ConfigurationError(
@@ -258,19 +253,28 @@ def _dialect_of(cursor: Any) -> Dialect:
     )
 
 
-def _mapped(table: sql.Table) -> Any:
-    """Makes a class of the table's rows, for sessions.
+def _mapped(outbox: sql.Table) -> Any:
+    """Makes a class of the outbox's rows, for sessions.
 
-    Its key is the event's id, which is known: so nothing is asked back for a row, and the rows of
-    a flush go in one statement.
+    It knows only the columns that are written, and the event's id as their key. So nothing is asked
+    back for a row, and the rows of a flush go in one statement.
     """
 
     class PosthouseOutboxRow:
         pass
 
-    registry().map_imperatively(
-        PosthouseOutboxRow, table, primary_key=[table.c.event_id], eager_defaults=False
-    )
+    written = [outbox.c[name] for name in (*_COLUMNS, "next_at", "enqueued_at")]
+    table = sql.Table(
+        outbox.name, sql.MetaData(), schema=outbox.schema,
+        *(
+            sql.Column(
+                column.name, column.type, default=column.default,
+                primary_key=column.name == "event_id",
+            )
+            for column in written
+        ),
+    )  # fmt: skip
+    registry().map_imperatively(PosthouseOutboxRow, table, eager_defaults=False)
     return PosthouseOutboxRow
 
 

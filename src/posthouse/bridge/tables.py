@@ -11,7 +11,7 @@ with the rest. Who wants models of their own takes the columns from the mixins.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import mysql
@@ -81,7 +81,7 @@ def lanes_columns() -> list["sql.Column[Any]"]:
         sql.Column("lane", sql.SmallInteger(), primary_key=True, autoincrement=False),
         sql.Column("owner", _text(), nullable=False),  # "": nobody
         sql.Column("token", sql.BigInteger(), nullable=False),  # one higher with each owner
-        sql.Column("until", Moment(), nullable=False),
+        sql.Column("until", Moment(), nullable=False, default=now()),
     ]
 
 
@@ -223,7 +223,7 @@ class Tables:
                 f"There is no dialect {dialect!r} of the bridge's tables; there are"
                 f" {', '.join(DIALECTS)}."
             )
-        made = _dialect(dialect)
+        made = sql.make_url(f"{dialect}://").get_dialect()()
         texts = []
         for table in self:
             texts.append(str(CreateTable(table).compile(dialect=made)).strip())
@@ -291,9 +291,3 @@ def _column_ddl(column: "sql.Column[Any]", dialect: Dialect) -> str:
     made = dialect.ddl_compiler(dialect, None)  # type: ignore[arg-type]
     table = dialect.identifier_preparer.format_table(column.table)
     return f"ALTER TABLE {table} ADD COLUMN {made.get_column_specification(column)};"
-
-
-def _dialect(name: str) -> Dialect:
-    from sqlalchemy.dialects import registry
-
-    return cast(Dialect, registry.load(name)())
