@@ -11,6 +11,7 @@ from posthouse.bridge.database import (
     age,
     as_json,
     later,
+    literal,
     now,
     numbers_of,
     texts_of,
