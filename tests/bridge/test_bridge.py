@@ -292,7 +292,7 @@ async def test_a_web_app_has_a_bridge_as_its_lifespan(tmp_path: Path) -> None:
     async with api.bridge.lifespan(object()):
         api.publish("order.created", {"id": 1})
         await api.bridge.storage.settle()
-        assert (await api.bridge.storage.state())[0]["pending"] == 0
+        assert (await api.bridge.storage.state())[0].pending == 0
 
 
 def test_a_program_without_a_loop_has_a_twin(tmp_path: Path) -> None:

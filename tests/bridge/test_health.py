@@ -27,7 +27,7 @@ async def test_a_bridge_that_works_is_healthy(tmp_path: Path) -> None:
     assert told["connection"]["connected"] is True
     assert told["outbox"]["pending"] == 0
     assert len(told["outbox"]["relays"]) == 1
-    assert told["inbox"] == {"rows": 1, "failed": 0}
+    assert told["inbox"] == {"rows": 1, "processing": 0, "failed": 0}
     assert told["handling"]["outcomes"] == {"done": 1}
     config = told["config"]
     assert (config["app_name"], config["use_outbox"], config["use_dlq"]) == ("worker", True, True)

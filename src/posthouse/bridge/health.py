@@ -123,22 +123,22 @@ async def _tables(
         problems.append(f"The database cannot be asked: {describe(error)}")
         return {}, {}
     overdue = bridge.settings.relay_overdue
-    oldest = outbox["oldest_seconds"]
-    if oldest is not None and oldest > overdue and not outbox["relays"]:
+    oldest = outbox.oldest_seconds
+    if oldest is not None and oldest > overdue and not outbox.relays:
         problems.append(
-            f"Nobody relays: the oldest of {outbox['pending']} rows waits for {oldest:.0f} s. Run"
+            f"Nobody relays: the oldest of {outbox.pending} rows waits for {oldest:.0f} s. Run"
             " `posthouse bridge relay`, or the bridge with its outbox."
         )
-    if outbox["failed"]:
+    if outbox.failed:
         problems.append(
-            f"{outbox['failed']} events of the outbox were refused for good. See them with"
+            f"{outbox.failed} events of the outbox were refused for good. See them with"
             " `posthouse bridge outbox ls --status failed`."
         )
     figures = bridge.figures
-    figures.put("bridge_outbox_pending", outbox["pending"])
-    figures.put("bridge_outbox_failed", outbox["failed"])
+    figures.put("bridge_outbox_pending", outbox.pending)
+    figures.put("bridge_outbox_failed", outbox.failed)
     figures.put("bridge_outbox_oldest_seconds", oldest or 0.0)
-    return outbox, inbox
+    return asdict(outbox), asdict(inbox)
 
 
 def _part(facts: dict[str, object], name: str) -> Mapping[str, Any]:

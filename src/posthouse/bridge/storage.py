@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
-
 from sqlalchemy import Connection, Engine, MetaData, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -16,7 +15,6 @@ from posthouse.bridge.errors import BridgeError, ConfigurationError
 from posthouse.bridge.figures import Figures
 from posthouse.bridge.handling import Handler
 from posthouse.bridge.inbox import Inbox, InboxEntry
-from posthouse.bridge.looking import Looker
 from posthouse.bridge.outbox import Outbox, OutboxRow
 from posthouse.bridge.processing import Room
 from posthouse.bridge.publishing import Prepared
@@ -24,6 +22,9 @@ from posthouse.bridge.relay import Relay, RelaySettings
 from posthouse.bridge.settings import Settings
 from posthouse.bridge.tables import Tables
 from posthouse.bridge.transport import Transport
+from posthouse.bridge.views import InboxState, OutboxState, inbox_state, outbox_state
+
+_log = logging.getLogger("posthouse.bridge")
 
 POLL_SECONDS = 0.05  # between two looks of a relay while rows come
 LISTEN_SECONDS = 1.0  # before hints are asked for again that could not be had
@@ -50,7 +51,6 @@ class Storage:
             self._metadata, prefix=settings.prefix, schema=settings.schema or None,
             keep_payload=settings.keep_payload,
         )  # fmt: skip
-        self.looker = Looker(self.tables)
         self._outbox = Outbox(self.tables, lanes=settings.lanes, wake=self._wake)
         self._woken = woken
         self._relays: list[Relay] = []  # that run in this process
@@ -107,7 +107,7 @@ class Storage:
             ),
             observe=observe,
         )  # fmt: skip
-        tasks = [asyncio.create_task(relay.run())]
+        tasks = [asyncio.create_task(_keep_running(relay))]
         if transport.wakes and settings.wake == "transport":
             tasks.append(asyncio.create_task(_listen(transport, channel, relay)))
         await asyncio.sleep(0)  # the relay begins
@@ -126,11 +126,11 @@ class Storage:
         for relay in list(self._relays):
             await relay.settle()
 
-    async def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def state(self) -> tuple[OutboxState, InboxState]:
         """Returns how the outbox and the inbox are. Raises what is in `trouble`."""
 
-        def look(connection: Connection) -> tuple[dict[str, Any], dict[str, Any]]:
-            return self.looker.outbox(connection), self.looker.inbox(connection)
+        def look(connection: Connection) -> tuple[OutboxState, InboxState]:
+            return outbox_state(connection, self.tables), inbox_state(connection, self.tables)
 
         return await self.database.run(look)
 
@@ -190,6 +190,19 @@ class InboxGuard:
         else:
             async with self._inbox.handling_many(entries) as room:
                 yield room
+
+
+async def _keep_running(relay: Relay) -> None:
+    """Runs a relay; one that ends with an error is begun again, since nobody else would relay."""
+    while True:
+        try:
+            await relay.run()
+        except Exception:
+            _log.exception("The relay has failed, and begins again.",
+                           extra={"event": "bridge.relay_failed"})  # fmt: skip
+            await asyncio.sleep(LISTEN_SECONDS)
+        else:
+            return
 
 
 async def _listen(transport: Transport, channel: str, relay: Relay) -> None:
