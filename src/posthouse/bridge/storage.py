@@ -5,6 +5,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
 from sqlalchemy import Connection, Engine, MetaData, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -28,6 +30,7 @@ _log = logging.getLogger("posthouse.bridge")
 
 POLL_SECONDS = 0.05  # between two looks of a relay while rows come
 LISTEN_SECONDS = 1.0  # before hints are asked for again that could not be had
+_turns: "WeakValueDictionary[tuple[str, int], asyncio.Lock]" = WeakValueDictionary()
 _ASYNC_DRIVERS = frozenset(("asyncpg", "aiosqlite", "aiomysql", "asyncmy", "psycopg_async"))
 
 
@@ -121,6 +124,19 @@ class Storage:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether the database has one writer at a time, as SQLite does."""
+        return self.database.dialect == "sqlite"
+
+    def turn(self) -> asyncio.Lock:
+        """The turn of a handler's transaction, where there is one writer.
+
+        SQLite's own waiting has no order and ends after seconds; so those of one loop queue up.
+        """
+        key = str(self.engine.url.database), id(asyncio.get_running_loop())
+        return _turns.setdefault(key, asyncio.Lock())
+
     async def settle(self) -> None:
         """Returns when the relays of this process have nothing left to send. For tests."""
         for relay in list(self._relays):
@@ -184,12 +200,14 @@ class InboxGuard:
     @asynccontextmanager
     async def handling(self, work: Sequence[Held]) -> AsyncIterator[Room]:
         entries = [_entry(held) for held in work]
-        if len(entries) == 1:
-            async with self._inbox.handling(entries[0]) as room:
-                yield room
-        else:
-            async with self._inbox.handling_many(entries) as room:
-                yield room
+        async with contextlib.AsyncExitStack() as stack:
+            if self._storage.has_one_writer:
+                await stack.enter_async_context(self._storage.turn())
+            if len(entries) == 1:
+                made = self._inbox.handling(entries[0])
+            else:
+                made = self._inbox.handling_many(entries)
+            yield await stack.enter_async_context(made)
 
 
 async def _keep_running(relay: Relay) -> None:
@@ -197,7 +215,7 @@ async def _keep_running(relay: Relay) -> None:
     while True:
         try:
             await relay.run()
-        except Exception:
+        except Exception:  # noqa: BLE001 (a mistake of ours; it is told, and others go on)
             _log.exception("The relay has failed, and begins again.",
                            extra={"event": "bridge.relay_failed"})  # fmt: skip
             await asyncio.sleep(LISTEN_SECONDS)
