@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from posthouse.bridge import envelope
 from posthouse.bridge.connection import Connection, FarTransport
 from posthouse.bridge.consuming import WINDOW_PER_SLOT
 from posthouse.bridge.errors import BridgeError, ConfigurationError, TopologyConflict
@@ -24,7 +25,7 @@ from posthouse.bridge.publishing import NewEvent, Published, Publisher
 from posthouse.bridge.retries import UNRECOVERABLE, Delays, RetrySchedule
 from posthouse.bridge.running import Consumers, Route
 from posthouse.bridge.settings import Settings, make_settings, read_environment
-from posthouse.bridge.transport import Plan, Source, Topology, Transport
+from posthouse.bridge.transport import DeadLetter, Plan, Source, Topology, Transport
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData
@@ -594,6 +595,59 @@ class Bridge:
                 " database=engine)."
             )
         return self._storage
+
+    # Dead letters.
+
+    async def dead_letters(
+        self,
+        wanted: Topology | None = None,
+        chosen: Callable[[DeadLetter], bool] = lambda letter: True,
+        limit: int | None = None,
+        told: Callable[[int], object] = lambda count: None,
+    ) -> list[DeadLetter]:
+        """Returns the dead letters that are `chosen`, at most `limit`. Raises BridgeError.
+
+        `wanted` is the topology to look in, the bridge's own unless given; `told` is told how many
+        were looked at.
+
+        Example:
+            print(await bridge.dead_letters(limit=10))
+        """
+        where = wanted or self.topology()
+
+        async def use(transport: Transport) -> list[DeadLetter]:
+            found: list[DeadLetter] = []
+            looked = 0
+            async with contextlib.aclosing(transport.dead_letters(where)) as letters:  # type: ignore[type-var]
+                async for letter in letters:
+                    looked += 1
+                    told(looked)
+                    if chosen(letter):
+                        found.append(letter)
+                    if limit is not None and len(found) >= limit:
+                        break
+            return found
+
+        return await self._connection.call(use)
+
+    async def replay(self, letter: DeadLetter) -> None:
+        """Publishes the event of a dead `letter` again, to the subject that it came from.
+
+        Example:
+            for letter in await bridge.dead_letters():
+                await bridge.replay(letter)
+        """
+        id = envelope.new_event_id()
+        await self._connection.call(lambda transport: transport.replay(letter, id))
+
+    async def drop(self, letter: DeadLetter) -> None:
+        """Removes a dead `letter` for good.
+
+        Example:
+            for letter in await bridge.dead_letters():
+                await bridge.drop(letter)
+        """
+        await self._connection.call(lambda transport: transport.drop(letter))
 
     # How it is.
 

@@ -18,6 +18,7 @@ from posthouse.client.handling import describe
 if TYPE_CHECKING:
     from posthouse.bridge.bridge import Bridge
 
+DEAD_LETTERS_MAX = 100  # that are counted
 LOOK_SECONDS = 10.0  # that transport and database have to answer, each
 
 
@@ -26,7 +27,7 @@ class Health:
     """How a bridge is. `problems` are sentences; it is `healthy` where there are none.
 
     The other fields are for people and programs: `connection`, `stream`, `consumer`, `outbox`,
-    `inbox`, `handling`, `performance`, `config` without secrets, and the `version`.
+    `inbox`, `dead_letters`, `handling`, `performance`, `config` without secrets, and the `version`.
 
     Example:
         health = await bridge.health()
@@ -40,6 +41,7 @@ class Health:
     consumer: Mapping[str, Any]
     outbox: Mapping[str, Any]
     inbox: Mapping[str, Any]
+    dead_letters: Mapping[str, Any]
     handling: Mapping[str, Any]
     performance: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -62,7 +64,8 @@ async def look(bridge: "Bridge") -> Health:
     transport = await _transport(bridge, problems)
     outbox, inbox = await _tables(bridge, problems)
     facts = dict(transport.facts) if transport is not None else {}
-    stream, consumer = _part(facts, "stream"), _part(facts, "consumer")
+    stream, consumer = _part(facts, "stream"), _part(facts, "consumers")
+    dead = await _dead_letters(bridge, transport)
     connection = {
         "connected": transport is not None and transport.connected,
         "state": transport.state if transport is not None else "disconnected",
@@ -77,16 +80,15 @@ async def look(bridge: "Bridge") -> Health:
             reason: int(n) for reason, n in figures.by_label("bridge_dead_letters_total").items()
         },
     }
-    round_trip = facts.pop("round_trip_ms", facts.pop("nats_rtt_ms", None))
     performance = {
-        "nats_rtt_ms": round_trip,
+        "nats_rtt_ms": facts.pop("rtt_ms", None),
         "message_processing_time_ms": round(seconds / count * 1_000, 3) if count else None,
         "last_health_check_ms": round((time.monotonic() - begun) * 1_000, 3),
     }
     return Health(
         not problems, problems, {**connection, **facts},
         {"name": bridge.settings.stream_name, **stream},
-        consumer, outbox, inbox, handling, performance, _config(bridge), version("posthouse"),
+        consumer, outbox, inbox, dead, handling, performance, _config(bridge), version("posthouse"),
     )  # fmt: skip
 
 
@@ -106,6 +108,18 @@ async def _transport(bridge: "Bridge", problems: list[str]) -> TransportHealth |
             problems.append(f"There is no connection to {found.server}: it is {found.state}.")
         return found
     return None
+
+
+async def _dead_letters(bridge: "Bridge", transport: TransportHealth | None) -> Mapping[str, Any]:
+    """Counts dead letters, up to a limit, where the bridge may look at them."""
+    if transport is None or not transport.connected or not bridge.settings.auto_provision:
+        return {}
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            count = len(await bridge.dead_letters(limit=DEAD_LETTERS_MAX))
+    except (BridgeError, TimeoutError):  # it is one figure of many, and no problem of the bridge
+        return {}
+    return {"count": count, "more": count == DEAD_LETTERS_MAX}
 
 
 async def _tables(

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from posthouse.cli.codes import NOT_FOUND, USAGE
 
-
 T = TypeVar("T")
 
 
