@@ -81,6 +81,10 @@ class Connection:
         """The largest event, in bytes; None until the transport was opened."""
         return self._transport.body_bytes_max if self._is_open and self._transport else None
 
+    def leave_topology(self) -> None:
+        """Has the transport opened without providing anything, for who only looks."""
+        self._provision = None
+
     async def call(self, use: Callable[[Transport], Awaitable[T]]) -> T:
         """Uses the open transport, from any loop. Raises BridgeError."""
 

@@ -89,6 +89,7 @@ def _bridge(options: argparse.Namespace, **more: Any) -> "Bridge":
 @asynccontextmanager
 async def _used(options: argparse.Namespace, **more: Any) -> "AsyncIterator[Bridge]":
     bridge = _bridge(options, **more)
+    bridge.connection.leave_topology()
     try:
         yield bridge
     finally:
