@@ -73,3 +73,20 @@ async def test_what_cannot_be_reached_is_a_problem_and_no_error(tmp_path: Path) 
     assert "database" in health.problems[1]
     assert health.connection["connected"] is False
     await bridge.close()
+
+
+async def test_a_check_names_what_does_not_fit(tmp_path: Path) -> None:
+    worker = Service(tmp_path, "worker", "api", keep_seen=60.0)
+    problems = await worker.bridge.check()
+    assert len([each for each in problems if "There is no table" in each]) == 4
+    await worker.bridge.create_tables()
+    [problem] = await worker.bridge.check()
+    assert "keep_seen=60 s" in problem
+    assert await Service(tmp_path, "api", "worker").bridge.check()
+    await worker.bridge.close()
+
+
+def test_a_pool_that_is_too_small_for_the_handlers_is_known() -> None:
+    url = "postgresql+psycopg://nobody@localhost/none"
+    bridge = Bridge("memory://", app="api", destination="worker", database=url)
+    assert bridge.storage.connections_max == 15

@@ -586,7 +586,25 @@ class Bridge:
             for problem in await bridge.check():
                 print(problem)
         """
-        return await self._needed_storage("check its tables").check()
+        storage = self._needed_storage("check its tables")
+        problems = await storage.check()
+        settings = self.settings
+        waits = [settings.delays[min(n, len(settings.delays)) - 1] + settings.ack_wait
+                 for n in range(1, settings.max_deliver)]  # fmt: skip
+        late = sum(waits) + settings.duplicate_window
+        if settings.inbox != "off" and settings.keep_seen < late:
+            problems.append(
+                f"The inbox forgets an event after keep_seen={settings.keep_seen:g} s, and it may"
+                f" be delivered again for {late:g} s; keep it for longer than that and an outage."
+            )
+        wanted = sum(handler.options.concurrency for handler in self._handlers.values())
+        if storage.connections_max is not None and storage.connections_max < wanted + 3:
+            problems.append(
+                f"The engine's pool has {storage.connections_max} connections at most, and"
+                f" {wanted} handlers and a relay may need {wanted + 3}; give create_engine a larger"
+                " pool_size, or the consumers less concurrency."
+            )
+        return problems
 
     def _needed_storage(self, what: str) -> "Storage":
         if self._storage is None:

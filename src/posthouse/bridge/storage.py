@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection, Engine, MetaData, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from posthouse.bridge.consuming import Held
 from posthouse.bridge.database import TROUBLE, Database
@@ -128,6 +129,15 @@ class Storage:
     def has_one_writer(self) -> bool:
         """Whether the database has one writer at a time, as SQLite does."""
         return self.database.dialect == "sqlite"
+
+    @property
+    def connections_max(self) -> int | None:
+        """The most connections of the engine's pool; None where it has no such limit."""
+        pool = self.engine.pool
+        if not isinstance(pool, QueuePool) or self.has_one_writer:
+            return None
+        overflow = pool._max_overflow  # it has no public name
+        return None if overflow < 0 else pool.size() + overflow
 
     def turn(self) -> asyncio.Lock:
         """The turn of a handler's transaction, where there is one writer.
