@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -24,6 +24,7 @@ from posthouse.bridge import (
 )
 from posthouse.bridge import default as default_module
 from posthouse.bridge.settings import PRESETS
+from posthouse.bridge.transport import Plan, Stored, Transport
 from tests.bridge.shop import SHIPMENTS, TABLES, Service, ship
 
 
@@ -113,7 +114,7 @@ async def test_of_many_events_those_that_fail_are_told() -> None:
     bridge = a_bridge()
     async with bridge.testing():
         good, bad = NewEvent("order.created", {}), NewEvent("order.created", {}, subject="q" * 250)
-        failing = Bridge("memory://", app="api", destination="worker", transport=_Refusing())
+        failing = Bridge("memory://", app="api", destination="worker", transport=cast(Transport, _Refusing())
         with pytest.raises(PartialFailure) as caught:
             await failing.publish_many([good, bad])
         assert (list(caught.value.failures), list(caught.value.ids)) == ([1], [0])
@@ -128,8 +129,6 @@ class _Refusing:
     name, body_bytes_max, wakes = "refusing", 1_000_000, False
 
     async def publish(self, events: Any) -> list[Any]:
-        from posthouse.bridge.transport import Stored
-
         return [
             PublishFailed("no", transient=False) if event.subject[0] == "q" else Stored(1, False)
             for event in events
@@ -139,8 +138,6 @@ class _Refusing:
     async def close(self) -> None: ...
 
     async def plan(self, wanted: object) -> Any:
-        from posthouse.bridge.transport import Plan
-
         return Plan([])
 
 

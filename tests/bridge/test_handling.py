@@ -250,7 +250,7 @@ def test_exponential_delays_are_shorter_for_transient_errors(
 
 
 async def test_a_handler_that_takes_too_long_is_ended_and_tried_again(tmp_path: Path) -> None:
-    worker, ended = Service(tmp_path, "worker", "api", max_deliver=9), []
+    worker, ended = Service(tmp_path, "worker", "api", max_deliver=9), list[Event]()
 
     @worker.bridge.consumer(timeout=0.5)
     async def on_event(event: Event, session: Session) -> None:
@@ -268,7 +268,7 @@ async def test_a_handler_that_takes_too_long_is_ended_and_tried_again(tmp_path: 
 
 
 async def test_nothing_of_a_plain_function_that_took_too_long_is_committed(tmp_path: Path) -> None:
-    worker, late = Service(tmp_path, "worker", "api", max_deliver=9), []
+    worker, late = Service(tmp_path, "worker", "api", max_deliver=9), list[Event]()
 
     @worker.bridge.consumer(timeout=0.5)
     def on_event(event: Event, session: Session) -> None:
@@ -286,7 +286,7 @@ async def test_nothing_of_a_plain_function_that_took_too_long_is_committed(tmp_p
 def test_only_a_handler_within_its_limits_is_made() -> None:
     for given in ({"concurrency": 0}, {"batch": -1}, {"timeout": 0.0}):
         with pytest.raises(ConfigurationError, match=next(iter(given))):
-            Options("api", Delays(1), **given)  # type: ignore[arg-type]
+            Options("api", Delays(1), **given)
     handler = Handler(lambda missing_kind: None, Options("api", Delays(1)))
     handler.check()
 

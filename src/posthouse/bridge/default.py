@@ -4,11 +4,13 @@ posthouse.bridge.configure("nats://localhost:4222", app="api", destination="work
 await posthouse.bridge.publish("order.created", {"id": 7})
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from posthouse.bridge.bridge import Bridge
 from posthouse.bridge.errors import ConfigurationError
 
+F = TypeVar("F", bound=Callable[..., Any])
 _bridge: Bridge | None = None
 
 
@@ -41,7 +43,7 @@ def publish(type: str, payload: Any, **how: Any) -> Any:
     return default_bridge().publish(type, payload, **how)
 
 
-def consumer(source: str = "", **how: Any) -> Any:
+def consumer(source: str = "", **how: Any) -> Callable[[F], F]:
     """Decorates a handler of the default bridge, as `Bridge.consumer` does.
 
     Example:

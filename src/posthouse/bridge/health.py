@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from posthouse.bridge.errors import BridgeError
+from posthouse.bridge.settings import hide
 from posthouse.bridge.transport import TransportHealth
 from posthouse.client.handling import describe
 
@@ -98,7 +99,8 @@ async def _transport(bridge: "Bridge", problems: list[str]) -> TransportHealth |
         async with asyncio.timeout(LOOK_SECONDS):
             found = await bridge.connection.call(lambda transport: transport.health(wanted))
     except TimeoutError:
-        problems.append(f"The transport did not answer within {LOOK_SECONDS:g} s.")
+        where = hide(bridge.settings.address)
+        problems.append(f"There was no answer from {where} within {LOOK_SECONDS:g} s.")
     except BridgeError as error:
         problems.append(describe(error))
     else:
