@@ -114,7 +114,9 @@ async def test_of_many_events_those_that_fail_are_told() -> None:
     bridge = a_bridge()
     async with bridge.testing():
         good, bad = NewEvent("order.created", {}), NewEvent("order.created", {}, subject="q" * 250)
-        failing = Bridge("memory://", app="api", destination="worker", transport=cast(Transport, _Refusing())
+        failing = Bridge(
+            "memory://", app="api", destination="worker", transport=cast(Transport, _Refusing())
+        )
         with pytest.raises(PartialFailure) as caught:
             await failing.publish_many([good, bad])
         assert (list(caught.value.failures), list(caught.value.ids)) == ([1], [0])
