@@ -120,7 +120,7 @@ class Leases:
             lanes = self._read(connection)
         others, soonest = self._others(connection)
         division = divide(lanes, self.me, others, in_flight)
-        table, until = self._tables.lanes, later("lease_us", self._micros)
+        table, until = self._tables.lanes, later(self._micros)
         self._change(connection, division.keep, until=until)
         self._change(connection, division.release, owner="", until=now())
         self._change(connection, division.take, owner=self.me, token=table.c.token + 1, until=until)
@@ -141,7 +141,7 @@ class Leases:
 
     def _tell_alive(self, connection: Connection) -> None:
         table = self._tables.relays
-        until = later("lease_us", self._micros)
+        until = later(self._micros)
         update = table.update().where(table.c.relay == self.me).values(until=until)
         if not connection.execute(update).rowcount:
             connection.execute(table.insert().values(relay=self.me, until=until))
