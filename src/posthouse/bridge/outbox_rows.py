@@ -16,9 +16,9 @@ from posthouse.bridge.database import (
     numbers_of,
     texts_of,
 )
+from posthouse.bridge.errors import PublishFailed
 from posthouse.bridge.sending import Pending
 from posthouse.bridge.tables import FAILED, IS_REFUSED, IS_UNSENT, PENDING, SENT, Tables
-from posthouse.bridge.transport import PublishFailed
 
 REFUSED_SECONDS = 2.0  # until a row is tried again that was refused once; then twice as long
 REFUSED_SECONDS_MAX = 300.0

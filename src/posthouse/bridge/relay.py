@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
@@ -119,7 +120,7 @@ class Relay:
         """Relays until it is cancelled, or `stop` is called; outages are waited for."""
         run = self._run = _Run()
         loops = [self._renew, self._read, self._mark, self._prune]
-        tasks = [asyncio.create_task(loop(run)) for loop in loops]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop(run)) for loop in loops]
         tasks.append(asyncio.create_task(run.stopping.wait()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from posthouse.bridge.transport import PublishFailed
+from posthouse.bridge.errors import PublishFailed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
