@@ -42,6 +42,7 @@ ANSWER_SECONDS = 5.0
 PAUSE_SECONDS = (0.05, 2.0)  # between two rounds of all servers, the first and the longest
 REFUSED_SECONDS = 5.0  # after a server that does not accept the credentials
 PING_SECONDS = 5
+PONG_SECONDS = 5
 PINGS_MAX = 2  # unanswered: the connection is dead
 CLOSE_SECONDS = 2.0
 SERVERS_MAX = 32  # that are known: those of the URLs, then those that a server has told
@@ -87,6 +88,7 @@ def read_urls(urls: Sequence[str], login: Login) -> Servers:
         if not mark or scheme not in _SCHEMES:
             raise ConfigurationError("A NATS URL begins with nats://, nats+tls:// or tls://.")
         schemes.add(scheme != "nats")
+        rest = rest.replace(f",{scheme}://", ",")  # each with the scheme, in one text
         given, at, places = rest.rstrip("/").rpartition("@")
         if at:
             user, colon, password = given.partition(":")
@@ -106,7 +108,7 @@ def _with(login: Login, **changes: str) -> Login:
 
 
 def _host(place: str) -> str:
-    place = place.strip().partition("://")[2] or place.strip()
+    place = place.strip()
     try:
         parts = urlsplit(f"//{place}")
         port = PORT if parts.port is None else parts.port
@@ -178,9 +180,9 @@ class Connection:
         self._inbox = f"{inbox}.{secrets.token_hex(11)}"
         self._numbers = itertools.count(1)
         self._waiting: dict[str, _Waiting] = {}
-        self._denied: dict[str, Callable[[NotPermitted], None]] = {}  # by subject, in lower case
-        self._mux = Listener(f"{self._inbox}.*", "", self._take)
-        self._listeners: list[Listener] = [self._mux]
+        self._denied: dict[str, tuple[str, Callable[[NotPermitted], None]]] = {}
+        # The first is that of replies.
+        self._listeners = [Listener(f"{self._inbox}.*", "", self._take)]
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._later: set[asyncio.Task[None]] = set()
@@ -336,10 +338,11 @@ class Connection:
         for listener in self._listeners:
             listener.denied = None
             await listener.begin(client)
-        await client.flush(ANSWER_SECONDS)  # what is not allowed has been told before the answer
-        if self._mux.denied is not None:
+        await client.flush(PONG_SECONDS)  # what is not allowed has been told before the answer
+        denied = self._listeners[0].denied
+        if denied is not None:
             await _end(client)
-            raise self._mux.denied
+            raise denied
         again = self.generation > 0
         self._client = client
         self.generation += 1
@@ -378,22 +381,23 @@ class Connection:
             for listener in self._listeners:
                 if listener.subject.lower() == subject:
                     listener.denied = not_permitted(operation, listener.subject)
-                    self._tell_denied(subject, listener.denied)
+                    self._tell_denied(subject, operation)
             return
         for token, waiting in list(self._waiting.items()):
             if waiting.subject.lower() == subject and not waiting.reply.done():
                 waiting.reply.set_exception(not_permitted(operation, waiting.subject))
                 del self._waiting[token]
-        self._tell_denied(subject, not_permitted(operation, subject))
+        self._tell_denied(subject, operation)
 
-    def _tell_denied(self, subject: str, denied: NotPermitted) -> None:
-        told = self._denied.get(subject)
-        if told is not None:
-            told(denied)
+    def _tell_denied(self, subject: str, operation: str) -> None:
+        """The server tells a subject in lower case; it is told as it was given."""
+        if subject in self._denied:
+            given, told = self._denied[subject]
+            told(not_permitted(operation, given))
 
     def when_denied(self, subject: str, told: Callable[[NotPermitted], None]) -> None:
         """Calls `told` when the server denies a subject, until it is forgotten."""
-        self._denied[subject.lower()] = told
+        self._denied[subject.lower()] = subject, told
 
     def forget_denied(self, subject: str) -> None:
         self._denied.pop(subject.lower(), None)
@@ -507,7 +511,7 @@ class Connection:
         """Returns the seconds that a ping takes. Raises Unanswered."""
         client, begun = self._live(), time.monotonic()
         try:
-            await client.flush(ANSWER_SECONDS)
+            await client.flush(PONG_SECONDS)
         except _FAILURES as error:
             raise Unanswered(f"{self.server} does not answer a ping: {error}") from error
         return time.monotonic() - begun
