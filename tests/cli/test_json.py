@@ -82,6 +82,12 @@ ELSEWHERE |= {("store", name) for name in STORE.split()}
 # And those on a cluster (test_cluster.py).
 CLUSTER = "init up try permissions status step-down forget hold verify found secret"
 ELSEWHERE |= {("cluster", name) for name in CLUSTER.split()}
+# And those of a bridge between services (tests/bridge/test_cli.py).
+BRIDGE = "run relay consume plan provision permissions schema health bench"
+ELSEWHERE |= {("bridge", name) for name in BRIDGE.split()}
+ELSEWHERE |= {("bridge", "outbox", name) for name in ("ls", "retry", "drop")}
+ELSEWHERE |= {("bridge", "dlq", name) for name in ("ls", "show", "replay", "drop")}
+ELSEWHERE |= {("bridge", "inbox", "ls")}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}
 API = "/api/v1/namespaces/default"

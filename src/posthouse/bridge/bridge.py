@@ -368,7 +368,11 @@ class Bridge:
             transport = await self._connection.opened(patiently=not self.settings.connect)
             if routes and self.settings.auto_provision:
                 await self._connection.loop_thread.call(self._ensure(transport, self.topology()))
+            if self._storage is not None:
+                await self._warn(self._storage)
             async with contextlib.AsyncExitStack() as stack:
+                if routes and not relay and self._storage is not None:
+                    await stack.enter_async_context(self._storage.pruning())
                 if relay:
                     storage = self._needed_storage("relay")
                     far = FarTransport(self._connection, transport)
@@ -387,6 +391,12 @@ class Bridge:
             self._running -= 1
             if not self._running:
                 await self._connection.close()
+
+    async def _warn(self, storage: "Storage") -> None:
+        """Logs what is wrong with the tables; they may be mended while the bridge runs."""
+        with contextlib.suppress(*storage.trouble):  # the database is away: relay and inbox tell
+            for problem in await self.check():
+                _log.warning("%s", problem, extra={"event": "bridge.check"})
 
     async def _drain(self, consumers: Consumers) -> None:
         self._is_drained = await consumers.drain(self.settings.drain_seconds)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, TypeVar
 
 from posthouse.bridge.errors import BridgeError, ConfigurationError, NotPermitted, TopologyConflict
+from posthouse.bridge.tracing import find_tracing
 from posthouse.bridge.transport import (
     DeadLetter,
     Delivery,
@@ -171,7 +172,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class FarTransport:
-    """The transport of a connection, for one loop that is not the transport's own."""
+    """The transport of a connection for a relay, whose loop is not the transport's own."""
 
     def __init__(self, connection: Connection, transport: Transport) -> None:
         self._connection = connection
@@ -187,7 +188,11 @@ class FarTransport:
         """Does nothing: the connection closes it."""
 
     async def publish(self, events: Sequence[Outgoing]) -> list[Stored | Failure]:
-        return await self._there(self._near.publish(events))
+        tracing = find_tracing()
+        if tracing is None or not tracing.is_on:
+            return await self._there(self._near.publish(events))
+        with tracing.relaying([event.headers for event in events]):
+            return await self._there(self._near.publish(events))
 
     def deliveries(self, source: Source, window: int) -> AsyncIterator[Delivery]:
         return self._iterate(lambda: self._near.deliveries(source, window))

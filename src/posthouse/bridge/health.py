@@ -129,6 +129,8 @@ async def _tables(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if not bridge.has_storage:
         return {}, {}
+    from posthouse.bridge.storage import note_outbox
+
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             outbox, inbox = await bridge.storage.state()
@@ -150,10 +152,7 @@ async def _tables(
             f"{outbox.failed} events of the outbox were refused for good. See them with"
             " `posthouse bridge outbox ls --status failed`."
         )
-    figures = bridge.figures
-    figures.put("bridge_outbox_pending", outbox.pending)
-    figures.put("bridge_outbox_failed", outbox.failed)
-    figures.put("bridge_outbox_oldest_seconds", oldest or 0.0)
+    note_outbox(outbox, bridge.figures)
     return asdict(outbox), asdict(inbox)
 
 

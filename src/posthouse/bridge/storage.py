@@ -20,6 +20,7 @@ from posthouse.bridge.handling import Handler
 from posthouse.bridge.inbox import Inbox, InboxEntry
 from posthouse.bridge.outbox import Outbox, OutboxRow
 from posthouse.bridge.processing import Room
+from posthouse.bridge.pruning import Pruner
 from posthouse.bridge.publishing import Prepared
 from posthouse.bridge.relay import Relay, RelaySettings
 from posthouse.bridge.settings import Settings
@@ -30,6 +31,8 @@ from posthouse.bridge.views import InboxState, OutboxState, inbox_state, outbox_
 _log = logging.getLogger("posthouse.bridge")
 
 POLL_SECONDS = 0.05  # between two looks of a relay while rows come
+GAUGE_SECONDS = 15.0  # between two looks at the outbox for the gauges
+PRUNE_SECONDS, PRUNE_ROWS = 600.0, 5_000  # between two rounds; rows of one statement
 LISTEN_SECONDS = 1.0  # before hints are asked for again that could not be had
 _turns: "WeakValueDictionary[tuple[str, int], asyncio.Lock]" = WeakValueDictionary()
 _ASYNC_DRIVERS = frozenset(("asyncpg", "aiosqlite", "aiomysql", "asyncmy", "psycopg_async"))
@@ -111,7 +114,10 @@ class Storage:
             ),
             observe=observe,
         )  # fmt: skip
-        tasks = [asyncio.create_task(_keep_running(relay))]
+        tasks = [
+            asyncio.create_task(_keep_running(relay)),
+            asyncio.create_task(self._gauge(figures)),
+        ]
         if transport.wakes and settings.wake == "transport":
             tasks.append(asyncio.create_task(_listen(transport, channel, relay)))
         await asyncio.sleep(0)  # the relay begins
@@ -151,6 +157,35 @@ class Storage:
         """Returns when the relays of this process have nothing left to send. For tests."""
         for relay in list(self._relays):
             await relay.settle()
+
+    async def _gauge(self, figures: Figures) -> None:
+        """Brings the gauges of the outbox up to date, while a relay runs."""
+        while True:
+            with contextlib.suppress(*self.trouble):  # the relay tells of it
+                note_outbox((await self.state())[0], figures)
+            await asyncio.sleep(GAUGE_SECONDS)
+
+    @asynccontextmanager
+    async def pruning(self) -> AsyncIterator[None]:
+        """Prunes the inbox for the length of a block, where no relay runs that would."""
+        settings = self._settings
+        pruner = Pruner(
+            self.database, self.tables, keep_sent=settings.keep_sent, keep_seen=settings.keep_seen,
+            rows=PRUNE_ROWS,
+        )  # fmt: skip
+
+        async def prune() -> None:
+            while True:
+                with contextlib.suppress(*self.trouble):  # it is tried again
+                    await pruner.prune_inbox()
+                await asyncio.sleep(PRUNE_SECONDS)
+
+        task = asyncio.create_task(prune())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def state(self) -> tuple[OutboxState, InboxState]:
         """Returns how the outbox and the inbox are. Raises what is in `trouble`."""
@@ -218,6 +253,13 @@ class InboxGuard:
             else:
                 made = self._inbox.handling_many(entries)
             yield await stack.enter_async_context(made)
+
+
+def note_outbox(outbox: OutboxState, figures: Figures) -> None:
+    """Brings the gauges of the outbox up to date."""
+    figures.put("bridge_outbox_pending", outbox.pending)
+    figures.put("bridge_outbox_failed", outbox.failed)
+    figures.put("bridge_outbox_oldest_seconds", outbox.oldest_seconds or 0.0)
 
 
 async def _keep_running(relay: Relay) -> None:
