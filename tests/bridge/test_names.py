@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posthouse.bridge.errors import ConfigurationError
-from posthouse.bridge.names import Names, check_subject
+from posthouse.bridge.names import Names, check_subject, deliver_subject
 
 
 def test_the_names_of_a_pair_are_those_of_the_seed() -> None:
@@ -14,7 +14,7 @@ def test_the_names_of_a_pair_are_those_of_the_seed() -> None:
     assert api.subject_from("worker") == "worker.sync.api"
     assert api.dead_letters == "api.sync.dlq"
     assert api.consumer("worker") == api.group == "api-workers"
-    assert api.deliver_subject("worker") == "worker.sync.api.worker"
+    assert deliver_subject(api.source("worker")) == "worker.sync.api.worker"
 
 
 def test_a_pair_needs_both_subjects_and_both_dead_letters() -> None:

@@ -31,7 +31,9 @@ from posthouse.bridge.errors import ConfigurationError
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
 DRIVERS = ("asyncpg", "psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3", "aiosqlite")
-THREADS = 4  # of a synchronous engine: the relay reads, marks and renews at once
+# Of a synchronous engine, begun as they are needed. There are more than transactions that wait for
+# each other's locks, so that the one that holds a lock always has a thread to commit in.
+THREADS_MAX = 1_100
 MYSQL_DUPLICATE = 1062  # its error for a key that is there
 ERROR_CHARS_MAX = 1_024  # of what is told of an error
 RUN_SECONDS = 30.0  # after which a transaction of the bridge is given up
@@ -273,7 +275,7 @@ class Database:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Runs what blocks in a thread. Who is cancelled waits for it: it cannot be stopped."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="posthouse-bridge")
+            self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="posthouse-bridge")
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(running)

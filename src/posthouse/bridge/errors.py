@@ -37,3 +37,19 @@ class TopologyConflict(BridgeError):
 
 class MalformedEvent(BridgeError):
     """The bytes of an event cannot be read; the text says where they are wrong."""
+
+
+class PartialFailure(BridgeError):
+    """Some events of many were published, and some were not.
+
+    `failures` has the errors by index, `ids` the ids of the events that were published.
+    """
+
+    def __init__(self, failures: dict[int, PublishFailed], ids: dict[int, str]) -> None:
+        self.failures, self.ids = failures, ids
+        self.transient = all(failure.transient for failure in failures.values())
+        first = next(iter(failures.values()))
+        super().__init__(
+            f"{len(failures)} of {len(failures) + len(ids)} events were not published; the first:"
+            f" {first}"
+        )

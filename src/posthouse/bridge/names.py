@@ -63,6 +63,13 @@ def check_subject(subject: str, *, wildcards: bool = False) -> str:
     return subject
 
 
+def deliver_subject(source: Source) -> str:
+    """Returns the subject to which a push consumer delivers, as `worker.sync.api.worker`."""
+    if source.subject.endswith(".>"):  # below it would be the stream's own subjects
+        return f"{source.subject.partition('.')[0]}.{SYNC}.{source.consumer}.worker"
+    return f"{source.subject}.worker"
+
+
 @dataclass(frozen=True)
 class Names:
     """The names of one service, and of those with which it exchanges events.
@@ -88,8 +95,8 @@ class Names:
                     f"The app {self.app!r} cannot be its own destination: what it publishes would"
                     " come back to it."
                 )
-            for subject in (self.subject_from(destination), self.deliver_subject(destination)):
-                check_subject(subject, wildcards=True)
+            check_subject(deliver_subject(self.source(destination)))
+            check_subject(self.subject_from(destination), wildcards=True)
         if len(set(self.destinations)) < len(self.destinations):
             raise ConfigurationError("A destination is named twice.")
         check_subject(self.dead_letters)
@@ -121,10 +128,6 @@ class Names:
         if len(self.destinations) <= 1:
             return self.group
         return f"{self.app}-{destination}-workers"
-
-    def deliver_subject(self, destination: str) -> str:
-        """The subject to which a push consumer delivers."""
-        return f"{destination}.{SYNC}.{self.app}.worker"
 
     def source(
         self, destination: str, *, push: bool = False, ack_wait: float = 30.0, max_pending: int = 0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Hashable
+from typing import Any
 
 from posthouse.bridge.window import Window
 from posthouse.client.client import QueueClient, SessionClient
@@ -65,7 +66,10 @@ class HeldSession:
         queue: str,
         ready: "asyncio.Queue[Native]",
         stop: asyncio.Event,
+        closed: asyncio.Event,
     ) -> None:
+        """With `stop`, the event that was handed out is waited for; with `closed`, not even it."""
+        self._closed = closed
         self._session = session
         self._queue = queue
         self._ready = ready
@@ -111,7 +115,7 @@ class HeldSession:
             native = Native(waiting[0], self._queue, session=self._session)
             self._ready.put_nowait(native)
             await self._settled_or_lost(native)
-            if self._lost.is_set():
+            if self._lost.is_set() or not native.done.done():
                 return
             waiting.popleft()
             again = native.done.result()
@@ -122,14 +126,18 @@ class HeldSession:
                 waiting.extendleft(await self._session.receive_messages(1, 0.0))
 
     async def _settled_or_lost(self, native: Native) -> None:
-        lost = asyncio.ensure_future(self._lost.wait())
+        ends = [asyncio.ensure_future(each.wait()) for each in (self._lost, self._closed)]
+        waited: list[asyncio.Future[Any]] = [native.done, *ends]
         try:
-            await asyncio.wait((native.done, lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            lost.cancel()
+            for end in ends:
+                end.cancel()
 
     async def _wait(self, seconds: float) -> None:
-        ends = [asyncio.ensure_future(each.wait()) for each in (self._stop, self._lost)]
+        ends = [
+            asyncio.ensure_future(each.wait()) for each in (self._stop, self._lost, self._closed)
+        ]
         try:
             await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

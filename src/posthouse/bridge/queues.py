@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from posthouse.bridge.dead_letters import REPLAYED, context_text
-from posthouse.bridge.errors import BridgeError, PublishFailed, TopologyConflict
+from posthouse.bridge.envelope import check_size
+from posthouse.bridge.errors import BridgeError, PublishFailed, TooLarge, TopologyConflict
 from posthouse.bridge.queue_sessions import HeldSession, Native
 from posthouse.bridge.queue_words import (
     EARLIER_HEADER,
@@ -168,8 +169,12 @@ class QueueTransport:
         failures: dict[int, Failure] = {}
         ready: dict[int, Message] = {}
         for place, event in enumerate(events):
+            size = len(event.body) + sum(len(n) + len(text) for n, text in event.headers.items())
             try:
+                check_size(event.id, size, self.body_bytes_max, self.name)
                 ready[place] = self._words.message(event)
+            except TooLarge as failed:
+                failures[place] = failed
             except QueueError as error:
                 failures[place] = PublishFailed(str(error), transient=False)
         if not ready:
@@ -182,6 +187,8 @@ class QueueTransport:
         except PartialFailure as partial:
             failures |= {places[at]: failure(each) for at, each in partial.failures.items()}
         except QueueError as error:
+            if len(places) > 1 and not failure(error).transient:  # one of them is refused, or all
+                return failures | await self._send_one_by_one(subject, events, places)
             failures |= dict.fromkeys(places, failure(error))
         except TimeoutError:
             late = PublishFailed(
@@ -190,6 +197,16 @@ class QueueTransport:
             failures |= dict.fromkeys(places, late)
         problems = [each for each in failures.values() if each.transient]
         self._problem = str(problems[0]) if problems else ""
+        return failures
+
+    async def _send_one_by_one(
+        self, subject: str, events: Sequence[Outgoing], places: Sequence[int]
+    ) -> dict[int, Failure]:
+        failures: dict[int, Failure] = {}
+        for place in places:
+            failed = await self._send(subject, [events[place]])
+            if failed:
+                failures[place] = failed[0]
         return failures
 
     async def _ready_to_send(self, subject: str) -> str:
@@ -265,7 +282,7 @@ class QueueTransport:
                 accepting = self._client.accept_session(queue, None, POLL_SECONDS)
                 session = await self._unless_closed(accepting, stop)
                 if session is not None:
-                    await HeldSession(session, str(queue), ready, stop).serve()
+                    await HeldSession(session, str(queue), ready, stop, self._closed).serve()
                 pause = self._note_recovery(pause)
             except QueueError as error:
                 pause = await self._wait_after(source, error, pause, stop)

@@ -171,8 +171,10 @@ class Transport(Protocol):
     """What carries events. Methods raise BridgeError; a lost connection heals by itself."""
 
     name: str
-    body_bytes_max: int  # of one event with its headers; known once it is open
     wakes: bool  # whether `wake` reaches other processes
+
+    @property
+    def body_bytes_max(self) -> int: ...  # of one event with its headers; known once it is open
 
     async def open(self) -> None: ...  # raises BridgeError where nobody can be reached
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Which transport a URL names."""
+"""Which transport a URL names. NATS's is imported only for a URL of its own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from posthouse.client.config import AwsSqsConfig, InMemoryConfig, QueueConfig
 from posthouse.client.create import create_client
 from posthouse.client.errors import ConfigurationError as ClientConfigurationError
 
+NATS_SCHEMES = ("nats", "nats+tls", "tls")
 QUEUE_SCHEMES = ("posthouse", "posthouses", "sb", "sqs", "memory")
 MEMORY_MESSAGES_MAX = 1_000_000
 
@@ -29,7 +30,8 @@ def transport_of(
 ) -> Transport:
     """Returns the transport that a URL names, not yet open. Raises ConfigurationError.
 
-    `url` is `posthouse://`, `sb://`, `sqs://`, an Azure connection string, or a client that stays yours.
+    `url` is `nats://`, `nats+tls://` or `tls://`, also several with commas or as a list;
+    `posthouse://`, `sb://`, `sqs://`, an Azure connection string, or a client that stays yours.
     `memory://NAME` is one broker for all on a loop that name it, `memory://` one of its own.
     `stream` and `dead_letters`, a subject, are what NATS needs; `sessions` is what queues take, to
     keep keys in order; `options` are those of `JetStreamTransport`.
@@ -39,8 +41,12 @@ def transport_of(
         return QueueTransport(url, sessions=sessions, borrowed=True)
     urls = [url] if isinstance(url, str) else list(url)
     scheme = urls[0].partition("://")[0].strip().lower() if urls else ""
+    if scheme in NATS_SCHEMES:
+        if sessions is not None:
+            raise ConfigurationError("sessions are of queues; a NATS stream has none.")
+        return _jetstream(urls, stream, dead_letters, options)
     if len(urls) != 1 or (scheme not in QUEUE_SCHEMES and not urls[0].startswith("Endpoint=")):
-        known = ", ".join(f"{each}://" for each in QUEUE_SCHEMES)
+        known = ", ".join(f"{each}://" for each in (*NATS_SCHEMES, *QUEUE_SCHEMES))
         raise ConfigurationError(f"The URL of a transport begins with one of {known}.")
     _refuse(options)
     try:
@@ -58,6 +64,20 @@ def transport_of(
 def _refuse(options: dict[str, Any]) -> None:
     if options:
         raise ConfigurationError(f"{', '.join(options)}: only a NATS transport has this.")
+
+
+def _jetstream(
+    urls: list[str], stream: str, dead_letters: str, options: dict[str, Any]
+) -> Transport:
+    try:
+        from posthouse.bridge.jetstream.transport import JetStreamTransport
+    except ModuleNotFoundError as missing:
+        if missing.name != "nats":
+            raise
+        raise ConfigurationError(
+            "NATS needs a package that is not installed: pip install 'posthouse[nats]'."
+        ) from None
+    return JetStreamTransport(urls, stream=stream, dead_letters=dead_letters, **options)
 
 
 @dataclass

@@ -163,6 +163,12 @@ def drop(connection: Connection, tables: Tables, event_ids: Sequence[str] | None
     return connection.execute(tables.outbox.delete().where(*_refused(tables, event_ids))).rowcount
 
 
+def count_refused(connection: Connection, tables: Tables) -> int:
+    """Counts the rows that `retry` and `drop` would change."""
+    asked = sql.select(sql.func.count()).select_from(tables.outbox).where(*_refused(tables, None))
+    return int(connection.scalar(asked) or 0)
+
+
 def _refused(
     tables: Tables, event_ids: Sequence[str] | None
 ) -> list["sql.ColumnElement[bool] | sql.TextClause"]:

@@ -1,6 +1,7 @@
 """The bound on deliveries that a consumer has and has not settled."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Hashable
 
@@ -13,11 +14,12 @@ class Window:
     still.
     """
 
-    def __init__(self, size: int, lifetime: float) -> None:
+    def __init__(self, size: int, lifetime: float, left: asyncio.Event | None = None) -> None:
+        """`left` is set whenever a delivery leaves."""
         self._size = size
         self._lifetime = lifetime
         self._ends: dict[Hashable, float] = {}
-        self._changed = asyncio.Event()
+        self.left = left or asyncio.Event()
 
     def enter(self, key: Hashable) -> None:
         """Counts a delivery, or counts it anew."""
@@ -31,7 +33,7 @@ class Window:
 
     def leave(self, key: Hashable) -> None:
         self._ends.pop(key, None)
-        self._changed.set()
+        self.left.set()
 
     @property
     def room(self) -> int:
@@ -44,16 +46,19 @@ class Window:
             del self._ends[first]
         return self._size - len(self._ends)
 
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def next_end(self) -> float:
+        """When the time of the first is over, by the clock of the loop."""
+        return next(iter(self._ends.values()), math.inf)
+
     async def changed(self) -> None:
         """Returns when one has left, or the time of the first is over."""
-        self._changed.clear()
-        if self.room <= 0:
-            first = next(iter(self._ends.values()), math.inf)
-            now = asyncio.get_running_loop().time()
-            try:
-                async with asyncio.timeout(max(0.0, first - now)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-        else:
-            await self._changed.wait()
+        self.left.clear()
+        if self.room > 0:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self.next_end):
+                await self.left.wait()
