@@ -73,11 +73,11 @@ class DatabaseServer:
         return dict(os.environ)
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [*_as_user(), *self._command()],
-            stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("ab"),
-            env=self._environment(), cwd="/",
-        )  # fmt: skip
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_as_user(), *self._command()],
+                stdout=subprocess.DEVNULL, stderr=log, env=self._environment(), cwd="/",
+            )  # fmt: skip
         until(self._answers, f"{self.kind} answers", PATIENCE_SECONDS)
 
     def _answers(self) -> bool:

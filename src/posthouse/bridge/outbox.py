@@ -266,7 +266,7 @@ def _mapped(outbox: sql.Table) -> Any:
 
     written = [outbox.c[name] for name in (*_COLUMNS, "next_at", "enqueued_at")]
     table = sql.Table(
-        outbox.name, sql.MetaData(), schema=outbox.schema,
+        outbox.name, sql.MetaData(),
         *(
             sql.Column(
                 column.name, column.type, default=column.default,
@@ -274,6 +274,7 @@ def _mapped(outbox: sql.Table) -> Any:
             )
             for column in written
         ),
+        schema=outbox.schema,
     )  # fmt: skip
     registry().map_imperatively(PosthouseOutboxRow, table, eager_defaults=False)
     return PosthouseOutboxRow

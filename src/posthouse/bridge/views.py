@@ -98,12 +98,8 @@ def outbox_state(connection: Connection, tables: Tables) -> OutboxState:
 
 def inbox_state(connection: Connection, tables: Tables) -> InboxState:
     i = tables.inbox.c
-    counted = {
-        status: count
-        for status, count in connection.execute(
-            sql.select(i.status, sql.func.count()).group_by(i.status)
-        ).all()
-    }
+    asked = sql.select(i.status, sql.func.count()).group_by(i.status)
+    counted: dict[str, int] = {row[0]: row[1] for row in connection.execute(asked)}
     return InboxState(sum(counted.values()), counted.get(PROCESSING, 0), counted.get(FAILED, 0))
 
 
