@@ -33,9 +33,8 @@ def prepare() -> None:
 def order(item: str) -> int:
     """Takes an order. The order and its event are committed together, or neither is."""
     with Session(engine) as session, session.begin():
-        [number] = session.execute(
-            ORDERS.insert().values(item=item, state="new")
-        ).inserted_primary_key
+        insert = ORDERS.insert().values(item=item, state="new").returning(ORDERS.c.id)
+        number = session.execute(insert).scalar_one()
         bridge.publish("order.created", {"id": number, "item": item}, session=session)
         return int(number)
 

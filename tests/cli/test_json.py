@@ -76,7 +76,8 @@ tls env --data DATA"""
 # These have tests of their own, as they need Spark or a lake, a worker, or a clock that is ahead.
 SPARK = "archive backfill verify compact publish report reconcile triage replay run"
 # So do those that need a store that is empty.
-ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
+ELSEWHERE: set[tuple[str, ...]] = {("worker",)}
+ELSEWHERE |= {("pipeline", name) for name in SPARK.split()}
 STORE = "set-clock export import copy backup restore"
 ELSEWHERE |= {("store", name) for name in STORE.split()}
 # And those on a cluster (test_cluster.py).

@@ -721,7 +721,12 @@ class Bridge:
 
     @contextmanager
     def under_test(self, hooks: Hooks) -> Iterator[None]:
-        """Puts the test kit's `hooks` into the bridge, for the length of a `with` block."""
+        """Puts the test kit's `hooks` into the bridge, for the length of a `with` block.
+
+        Example:
+            with bridge.under_test(Hooks(pace=lambda delay: 0.0)):
+                pass
+        """
         if self._connection.is_open:
             raise ConfigurationError("The bridge is connected; close it before a test uses it.")
         before, self._hooks = self._hooks, hooks

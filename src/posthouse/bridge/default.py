@@ -26,7 +26,11 @@ def configure(*args: Any, **settings: Any) -> Bridge:
 
 
 def default_bridge() -> Bridge:
-    """Returns the default bridge. Raises ConfigurationError before `configure`."""
+    """Returns the default bridge. Raises ConfigurationError before `configure`.
+
+    Example:
+        asyncio.run(default_bridge().run())
+    """
     if _bridge is None:
         raise ConfigurationError(
             "There is no default bridge; call posthouse.bridge.configure(...) first."

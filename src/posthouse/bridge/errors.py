@@ -10,7 +10,7 @@ class ConfigurationError(BridgeError):
 
 
 class PublishFailed(BridgeError):
-    """An event was not stored. `transient` says whether the same event may succeed later."""
+    """An event was not stored, for a `reason`. `transient`: the same event may succeed later."""
 
     def __init__(self, reason: str, *, transient: bool) -> None:
         super().__init__(reason)
@@ -18,14 +18,14 @@ class PublishFailed(BridgeError):
 
 
 class TooLarge(PublishFailed):
-    """An event is larger than the transport takes."""
+    """An event is larger than the transport takes; the `reason` says by how much."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, transient=False)
 
 
 class NotPermitted(PublishFailed):
-    """The transport's server refuses this user the operation that the error names."""
+    """The transport's server refuses this user an operation, which the `reason` names."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, transient=False)

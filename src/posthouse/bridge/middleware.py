@@ -29,6 +29,8 @@ def logging(logger: python_logging.Logger | None = None, level: int = python_log
             ) -> Middleware:  # fmt: skip
     """Logs each event that was handled, or failed, with its type, its id and the time it took.
 
+    `logger` is posthouse.bridge.events unless given, and `level` INFO; a failure is a warning.
+
     Example:
         bridge.use(middleware.logging())
     """
@@ -53,7 +55,9 @@ def logging(logger: python_logging.Logger | None = None, level: int = python_log
 
 
 def metrics(record: Callable[[str, str, float], object]) -> Middleware:
-    """Tells each handling to a metrics system of yours: `record(event_type, outcome, seconds)`.
+    """Tells each handling to a metrics system of yours.
+
+    `record` is called with the type of the event, the outcome and the seconds that it took.
 
     The outcome is `ok` or the class of the error. `bridge.metrics()` has the bridge's own figures
     without it.
@@ -76,7 +80,7 @@ def metrics(record: Callable[[str, str, float], object]) -> Middleware:
 
 
 def tracing(tracers: "TracerProvider") -> Middleware:
-    """Opens a span of OpenTelemetry around handling, by a provider of yours.
+    """Opens a span of OpenTelemetry around handling, by a provider of yours, `tracers`.
 
     The program's own provider, if it has set one, is used without it.
 
@@ -94,7 +98,7 @@ def tracing(tracers: "TracerProvider") -> Middleware:
 
 
 def timeout(seconds: float = 30.0) -> Middleware:
-    """Ends what is inside of it after that time, with TimeoutError, so that it is tried again.
+    """Ends what is inside of it after `seconds`, with TimeoutError, so that it is tried again.
 
     A plain function cannot be ended: its transaction is rolled back when it returns.
 
@@ -110,7 +114,9 @@ def timeout(seconds: float = 30.0) -> Middleware:
 
 
 def map_errors(decisions: Mapping[type[Exception], Decision]) -> Middleware:
-    """Decides by the class of an error what becomes of the event; the first that fits counts.
+    """Decides by the class of an error what becomes of the event.
+
+    `decisions` has a Retry, Drop or DeadLetter for each class; the first that fits counts.
 
     Example:
         bridge.use(middleware.map_errors({RateLimited: Retry(30), Cancelled: Drop("cancelled")}))

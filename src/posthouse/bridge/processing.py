@@ -44,7 +44,11 @@ _current: contextvars.ContextVar[Event | None] = contextvars.ContextVar("event",
 
 
 def current_event() -> Event | None:
-    """Returns the event that is being handled here; None outside of a handler, and in a batch."""
+    """Returns the event that is being handled here; None outside of a handler, and in a batch.
+
+    Example:
+        event = current_event()
+    """
     return _current.get()
 
 

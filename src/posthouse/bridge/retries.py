@@ -74,7 +74,7 @@ class RetrySchedule(Protocol):
 
 @dataclass(frozen=True)
 class Delays:
-    """A delay for each delivery; the last one for all that follow.
+    """A delay in `seconds` for each delivery; the last one for all that follow.
 
     Example:
         bridge.consumer(retry=Delays(1, 5, 15))
@@ -86,6 +86,11 @@ class Delays:
         object.__setattr__(self, "seconds", seconds or (1.0,))
 
     def delay(self, number: int, error: BaseException) -> float:
+        """Returns the seconds to wait after delivery `number`, whatever the `error`.
+
+        Example:
+            wait = Delays(1, 5).delay(1, error)
+        """
         return self.seconds[min(number, len(self.seconds)) - 1]
 
 
@@ -107,6 +112,11 @@ class Exponential:
     jitter: float = 0.1
 
     def delay(self, number: int, error: BaseException) -> float:
+        """Returns the seconds to wait after delivery `number`, which ended with `error`.
+
+        Example:
+            wait = Exponential().delay(1, error)
+        """
         base = self.transient if is_transient(error) else self.other
         wait = min(self.most, max(self.least, base * 2.0 ** min(number - 1, 30)))
         return wait * (1 + self.jitter * _random.uniform(-1, 1))

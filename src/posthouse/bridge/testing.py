@@ -51,7 +51,9 @@ QUIET_ROUNDS = 2  # looks at the outbox that find nothing, until all is settled
 
 @dataclass(frozen=True)
 class Dead:
-    """An event that went to the dead letters: the `event`, if it can be read, why, and with what.
+    """An event that went to the dead letters.
+
+    `event` is the event, if it can be read; `reason` and `context` are told with it.
 
     Example:
         assert t.dead[0].reason == "unrecoverable"
@@ -84,7 +86,7 @@ class Finding:
 
 
 class Testing:
-    """The test kit of one or several bridges.
+    """The test kit of one or several `bridges`.
 
     Example:
         async with bridge.testing() as t:
