@@ -11,6 +11,8 @@ once, as `BEGIN IMMEDIATE` does, and waits for other writers instead of refusing
 
 import asyncio
 import json
+import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -244,6 +246,7 @@ class Database:
                 " Give the engine a file, as in sqlite:////tmp/shop.db."
             )
         self._threads: ThreadPoolExecutor | None = None
+        _databases.add(self)
 
     @property
     def is_async(self) -> bool:
@@ -285,6 +288,16 @@ class Database:
                 running.exception()  # it is nobody's any more
             raise
 
+    def forget(self) -> None:
+        """Drops the threads and connections of the parent in a forked child, without touching them.
+
+        The engine begins with a new pool, as SQLAlchemy asks of a child.
+        """
+        _parents.append(self._threads)
+        self._threads = None
+        sync = self.engine.sync_engine if isinstance(self.engine, AsyncEngine) else self.engine
+        sync.dispose(close=False)
+
     def close(self) -> None:
         """Ends the threads. The engine stays open: it is the user's."""
         if self._threads is not None:
@@ -296,3 +309,15 @@ def first_line(error: BaseException) -> str:
     """Returns the kind and the first line of an error; SQLAlchemy tells parameters below it."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"[:ERROR_CHARS_MAX] if text else type(error).__name__
+
+
+_databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
+_parents: list[object] = []  # of a forked child: what is its parent's, and is never touched
+
+
+def _forget_all() -> None:
+    for database in list(_databases):
+        database.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
