@@ -13,7 +13,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -153,7 +153,8 @@ class Listener:
         now, self._now = self._now, None
         if now is not None:
             with contextlib.suppress(*_FAILURES):  # the connection has ended it
-                await now.unsubscribe()
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await now.drain()
 
 
 @dataclass(slots=True)
@@ -185,8 +186,7 @@ class Connection:
         self._listeners = [Listener(f"{self._inbox}.*", "", self._take)]
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
-        self._later: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()  # set, and made anew, with every change of the state
+        self._watchers: set[asyncio.Event] = set()  # set with every change of the state
         self._lost = asyncio.Event()
         self._refusal: BridgeError | None = None  # trying again does not mend it
 
@@ -199,10 +199,7 @@ class Connection:
             self._task = asyncio.create_task(self._stay_connected())
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                while self.state != "connected":
-                    if self._refusal is not None:
-                        raise self._refusal
-                    await self.changed()
+                await self._until_connected(is_opening=True)
         except TimeoutError:
             raise BridgeError(self._nobody()) from None
 
@@ -217,8 +214,6 @@ class Connection:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        for later in self._later:
-            later.cancel()
         client, self._client = self._client, None
         self._become("disconnected", "It is closed.")
         self._fail_all("the connection was closed")
@@ -229,22 +224,36 @@ class Connection:
         if state != self.state:
             self.state, self.since = state, time.time()
         self.problem = problem
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        for watcher in self._watchers:
+            watcher.set()
 
-    async def changed(self) -> None:
-        """Returns when the state is another one."""
-        await self._changed.wait()
+    @contextlib.contextmanager
+    def watching(self, watcher: asyncio.Event) -> Iterator[None]:
+        """Sets an event with every change of the state, for as long as a block lasts."""
+        self._watchers.add(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
 
     async def connected(self, seconds: float) -> bool:
         """Waits for a connection; says whether there is one."""
         try:
             async with asyncio.timeout(seconds):
-                while self.state != "connected":
-                    await self.changed()
+                await self._until_connected()
         except TimeoutError:
             return False
         return True
+
+    async def _until_connected(self, *, is_opening: bool = False) -> None:
+        """Raises BridgeError while it is opened and the server does not let it in."""
+        changed = asyncio.Event()
+        with self.watching(changed):
+            while self.state != "connected":
+                if is_opening and self._refusal is not None:
+                    raise self._refusal
+                changed.clear()
+                await changed.wait()
 
     async def _stay_connected(self) -> None:
         pause = PAUSE_SECONDS[0]
@@ -492,20 +501,9 @@ class Connection:
                 await listener.begin(self._client)
 
     async def unlisten(self, listener: Listener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-            await listener.end()
-
-    def unlisten_later(self, listener: Listener, seconds: float) -> None:
-        """Ends a subscription some time from now, or with the connection."""
-
-        async def end() -> None:
-            await asyncio.sleep(seconds)
-            await self.unlisten(listener)
-
-        task = asyncio.ensure_future(end())
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        """Ends a subscription; what the server has sent until then is heard before it returns."""
+        self._listeners.remove(listener)
+        await listener.end()
 
     async def round_trip(self) -> float:
         """Returns the seconds that a ping takes. Raises Unanswered."""

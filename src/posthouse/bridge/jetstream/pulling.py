@@ -6,6 +6,7 @@ server leaves a consumer that asks for nothing and waits for ever.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -59,34 +60,32 @@ class Puller:
         self._denied: NotPermitted | None = None
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
-        """Raises NotPermitted where the user may not ask for events."""
-        incoming, loop = self._incoming, asyncio.get_running_loop()
-        self._connection.when_denied(self._subject, self._note_denied)
+        """Ends with the connection. Raises NotPermitted where the user may not ask for events."""
+        incoming, connection = self._incoming, self._connection
+        loop = asyncio.get_running_loop()
+        connection.when_denied(self._subject, self._note_denied)
         # Events come with the subjects that they were published to: by this subscription, and by
         # nothing else, it is known that they are answers.
-        listener = await self._connection.listen(f"{self._inbox}.*", self._take)
+        listener = await connection.listen(f"{self._inbox}.*", self._take)
         try:
-            while True:
-                incoming.changed.clear()
-                if self._denied is not None:
-                    raise self._denied
-                delivery = incoming.next()
-                if delivery is not None:
-                    yield delivery
-                    continue
-                if self._connection.state != "connected":
-                    await self._connection.connected(EXPIRES_SECONDS)
-                    continue
-                await self._ask_if_wanted(loop.time())
-                # Looked at before waiting: something may have come while it asked.
-                if not incoming.changed.is_set():
+            with connection.watching(incoming.changed):
+                while connection.state != "disconnected":
+                    incoming.changed.clear()
+                    if self._denied is not None:
+                        raise self._denied
+                    delivery = incoming.next()
+                    if delivery is not None:
+                        yield delivery
+                        continue
+                    if connection.state == "connected":
+                        await self._ask_if_wanted(loop.time())
                     await self._wait(loop.time())
         finally:
-            self._connection.forget_denied(self._subject)
-            self._incoming.end()
-            # What the server still sends for what was asked is taken, and given back.
-            left = max((each.until for each in self._requests.values()), default=0.0)
-            self._connection.unlisten_later(listener, max(0.0, left - loop.time()))
+            connection.forget_denied(self._subject)
+            # A server that nobody listens to forgets what it was asked: what is given back after
+            # that goes to others.
+            await connection.unlisten(listener)
+            incoming.end()
 
     def _note_denied(self, denied: NotPermitted) -> None:
         self._denied = denied
@@ -103,16 +102,9 @@ class Puller:
         until = min(min(ends, default=math.inf), self._incoming.window.next_end)
         if self._not_before > now:
             until = min(until, self._not_before)
-        lost = asyncio.ensure_future(self._connection.changed())
-        changed = asyncio.ensure_future(self._incoming.changed.wait())
-        try:
-            seconds = None if until == math.inf else max(0.001, until - now)
-            await asyncio.wait(
-                (lost, changed), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            lost.cancel()
-            changed.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if until == math.inf else max(0.001, until - now)):
+                await self._incoming.changed.wait()
 
     async def _ask_if_wanted(self, now: float) -> None:
         for request in list(self._requests.values()):

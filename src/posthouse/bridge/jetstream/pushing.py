@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 from posthouse.bridge.errors import NotPermitted
-from posthouse.bridge.jetstream.connection import Connection
+from posthouse.bridge.jetstream.connection import Connection, Listener
 from posthouse.bridge.jetstream.incoming import Incoming
 from posthouse.bridge.jetstream.words import STALLED, Reply, Unanswered
 from posthouse.bridge.names import deliver_subject
@@ -31,35 +31,40 @@ class Pushed:
         self._answers: set[asyncio.Task[None]] = set()
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
-        """Raises NotPermitted where the user may not subscribe."""
-        incoming, loop = self._incoming, asyncio.get_running_loop()
-        self._heard = loop.time()
+        """Ends with the connection. Raises NotPermitted where the user may not subscribe."""
+        incoming = self._incoming
+        self._heard = asyncio.get_running_loop().time()
         self._connection.when_denied(self._subject, self._note_denied)
         listener = await self._connection.listen(self._subject, self._take, self._group)
         try:
-            while True:
-                incoming.changed.clear()
-                if self._denied is not None:
-                    raise self._denied
-                delivery = incoming.next()
-                if delivery is not None:
-                    yield delivery
-                    continue
-                try:
-                    async with asyncio.timeout_at(self._heard + SILENCE_SECONDS):
-                        await incoming.changed.wait()
-                except TimeoutError:
-                    self._heard = loop.time()
-                    if self._connection.state == "connected":
-                        _log.info(
-                            "NATS: nothing came on %s for %.0f s; it is subscribed to again.",
-                            self._subject, SILENCE_SECONDS, extra={"event": "bridge.push-silent"},
-                        )  # fmt: skip
-                        await self._connection.listen_again(listener)
+            with self._connection.watching(incoming.changed):
+                while self._connection.state != "disconnected":
+                    incoming.changed.clear()
+                    if self._denied is not None:
+                        raise self._denied
+                    delivery = incoming.next()
+                    if delivery is not None:
+                        yield delivery
+                    else:
+                        await self._wait(listener)
         finally:
             self._connection.forget_denied(self._subject)
-            incoming.end()
             await self._connection.unlisten(listener)
+            incoming.end()  # now it goes to others
+
+    async def _wait(self, listener: Listener) -> None:
+        """Waits until something comes or leaves; after a long silence it subscribes again."""
+        try:
+            async with asyncio.timeout_at(self._heard + SILENCE_SECONDS):
+                await self._incoming.changed.wait()
+        except TimeoutError:
+            self._heard = asyncio.get_running_loop().time()
+            if self._connection.state == "connected":
+                _log.info(
+                    "NATS: nothing came on %s for %.0f s; it is subscribed to again.",
+                    self._subject, SILENCE_SECONDS, extra={"event": "bridge.push-silent"},
+                )  # fmt: skip
+                await self._connection.listen_again(listener)
 
     def _note_denied(self, denied: NotPermitted) -> None:
         self._denied = denied

@@ -109,7 +109,6 @@ class JetStreamTransport:
         self._monitor = monitor
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._pullers: dict[tuple[str, str], Puller] = {}
-        self._closed = asyncio.Event()
 
     @property
     def body_bytes_max(self) -> int:
@@ -121,7 +120,6 @@ class JetStreamTransport:
         await self._connection.open()
 
     async def close(self) -> None:
-        self._closed.set()
         await self._connection.close()
 
     # Publishing.
@@ -219,30 +217,13 @@ class JetStreamTransport:
 
     # Consuming.
 
-    async def deliveries(self, source: Source, window: int) -> AsyncIterator[Delivery]:
-        """Raises NotPermitted, at once, where the user may not do it."""
+    def deliveries(self, source: Source, window: int) -> AsyncIterator[Delivery]:
+        """They raise NotPermitted, at once, where the user may not do it."""
         if source.push:
-            consuming = Pushed(self._connection, source, window).deliveries()
-        else:
-            puller = Puller(self._connection, self._stream, source, window)
-            self._pullers[source.subject, source.consumer] = puller
-            consuming = puller.deliveries()
-        async with contextlib.aclosing(consuming):
-            closed = asyncio.ensure_future(self._closed.wait())
-            try:
-                while True:
-                    coming = asyncio.ensure_future(anext(consuming))
-                    try:
-                        await asyncio.wait((coming, closed), return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        if not coming.done():
-                            coming.cancel()
-                            await asyncio.gather(coming, return_exceptions=True)
-                    if coming.cancelled():
-                        return
-                    yield coming.result()
-            finally:
-                closed.cancel()
+            return Pushed(self._connection, source, window).deliveries()
+        puller = Puller(self._connection, self._stream, source, window)
+        self._pullers[source.subject, source.consumer] = puller
+        return puller.deliveries()
 
     async def settle(self, delivery: Delivery, how: Settlement) -> None:
         """Raises BridgeError where the server has not confirmed it: it is delivered again then."""
@@ -325,10 +306,11 @@ class JetStreamTransport:
 
         listener = await self._connection.listen(f"{WAKES}.{channel}", ring)
         try:
-            while True:
-                await bell.wait()
-                bell.clear()
-                yield
+            with self._connection.watching(bell):
+                while self._connection.state != "disconnected":
+                    await bell.wait()
+                    bell.clear()
+                    yield  # also after an outage, in which hints are lost
         finally:
             await self._connection.unlisten(listener)
 
