@@ -231,9 +231,9 @@ def test_nothing_is_sent_where_nothing_differs(posthouse_nats: NatsServer, tmp_p
             assert {step.act for step in plan.steps} == {"leave"}
             await looking.apply(plan)
             await looking.apply(plan, recreate=True)
+            another = await looking.plan(Names("x", ("y",)).topology("another"))
             with pytest.raises(NotPermitted):
-                other = Names("x", ("y",)).topology("other")
-                await looking.apply(await looking.plan(other))
+                await looking.apply(another)
 
     with a_server(tmp_path, looks) as server:
         run(use(server))
@@ -512,7 +512,7 @@ def test_a_dead_letter_that_was_stored_twice_is_one(rig: Rig) -> None:
             client = await nats.connect(rig.url)
             async with pair.deliveries() as taking:
                 got = await taking.one()
-                await client.publish(
+                await client.jetstream().publish(
                     "worker.sync.dlq", got.body,
                     headers={"Nats-Msg-Id": "worker-workers:e1:dead"},
                 )  # fmt: skip
@@ -554,7 +554,7 @@ def test_the_largest_event_can_be_buried(rig: Rig) -> None:
             answers = await pair.api.publish([an_event("e0", body=bytes(size - 200)), event])
             assert all(isinstance(each, Stored) for each in answers), answers
             client = await nats.connect(rig.url)  # another's, which leaves no room
-            await client.publish(
+            await client.jetstream().publish(
                 "api.sync.worker", bytes(client.max_payload - 1_100), headers={"a": "b" * 1_000}
             )
             await client.flush()
@@ -573,10 +573,12 @@ def test_a_dead_letter_that_names_a_subject_of_the_servers_is_not_replayed(rig: 
         async with rig.pair() as pair:
             client = await nats.connect(rig.url)
             context = json.dumps({"original_subject": "$JS.API.STREAM.DELETE.shop"})
-            await client.publish(
+            await client.jetstream().publish(
                 "worker.sync.dlq", b"{}", headers={"x-dlq-context": context, "x-deliveries": "x"}
             )
-            await client.publish("worker.sync.dlq", b"{}", headers={"x-dlq-context": "[" * 9_000})
+            await client.jetstream().publish(
+                "worker.sync.dlq", b"{}", headers={"x-dlq-context": "[" * 9_000}
+            )
             await client.flush()
             hostile, nowhere = await pair.dead()
             assert (hostile.deliveries, hostile.reason) == (0, "unknown")
@@ -598,7 +600,7 @@ def test_an_event_of_the_gem_is_read_and_its_lower_case_id_is_known(rig: Rig) ->
         async with rig.pair() as pair:
             client = await nats.connect(rig.url)
             id = "3f1c9a52-2b7e-4f4e-9f0e-0d6a3c1f9b11"
-            await client.publish("api.sync.worker", RUBY, headers={"nats-msg-id": id})
+            await client.jetstream().publish("api.sync.worker", RUBY, headers={"nats-msg-id": id})
             await client.flush()
             async with pair.deliveries() as taking:
                 [got] = await taking.acked(pair.worker, 1)
@@ -645,7 +647,7 @@ def test_a_dead_letter_of_the_gem_is_read_and_replayed(rig: Rig, reason: str) ->
                 "nats-msg-id": "e1", "x-dead-letter": "true", "x-dlq-reason": reason,
                 "x-deliveries": "5", "x-dlq-context": json.dumps(GEM_DEAD_CONTEXT),
             }  # fmt: skip
-            await client.publish("worker.sync.dlq", RUBY, headers=headers)
+            await client.jetstream().publish("worker.sync.dlq", RUBY, headers=headers)
             await client.flush()
             [letter] = await pair.dead()
             assert (letter.reason, letter.deliveries) == ("max_deliver_exceeded", 5)
