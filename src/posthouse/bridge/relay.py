@@ -115,10 +115,17 @@ class Relay:
         )  # fmt: skip
         self._queue = SendQueue()
         self._run: _Run | None = None
+        self._is_over = False
 
     async def run(self) -> None:
-        """Relays until it is cancelled, or `stop` is called; outages are waited for."""
-        run = self._run = _Run()
+        """Relays until it is cancelled, or `stop` is called; outages are waited for.
+
+        One that has failed may run again; one that was stopped returns at once.
+        """
+        if self._is_over:
+            return
+        run, self._queue = _Run(), SendQueue()
+        self._run = run
         loops = [self._renew, self._read, self._mark, self._prune]
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop(run)) for loop in loops]
         tasks.append(asyncio.create_task(run.stopping.wait()))
@@ -127,6 +134,9 @@ class Relay:
             for task in done:
                 task.result()  # a loop ends only with an error
             await self._end(run)
+        except asyncio.CancelledError:
+            self._is_over = True
+            raise
         finally:
             self._run = None
             for task in (*tasks, *run.flights):
@@ -137,7 +147,7 @@ class Relay:
 
     async def stop(self) -> None:
         """Waits for what is in flight, marks it, and gives the lanes back."""
-        run = self._run
+        run, self._is_over = self._run, True
         if run is not None:
             run.stopping.set()
             run.woken.set()
@@ -152,7 +162,7 @@ class Relay:
 
     async def settle(self) -> None:
         """Returns when nothing is left to be sent now. For tests."""
-        while self._run is not None:
+        while not self._is_over:
             self.wake()
             if not len(self._queue) and not await self._database.run(self._rows.count_due):
                 return
@@ -185,15 +195,16 @@ class Relay:
         while True:
             await run.has_room(self._queue, QUEUE_BATCHES * settings.batch_rows)
             run.woken.clear()
-            began = time.monotonic()
+            began, held = time.monotonic(), self._queue.begin_read()
             try:
                 rows = await self._read_rows()
             except TROUBLE as error:
                 self._database_fails(error)
                 await asyncio.sleep(settings.poll_seconds_max)
                 continue
+            self._queue.add(rows)
+            self._queue.end_read(held)
             if rows:
-                self._queue.add(rows)
                 self._pump(run)
                 pause = settings.poll_seconds
             if len(rows) == settings.batch_rows:

@@ -35,6 +35,8 @@ class SendQueue:
         self._ready: deque[Pending] = deque()
         self._behind: dict[str, deque[Pending]] = {}  # by key; a key in it is ready or in flight
         self._in_flight: dict[int, Pending] = {}
+        self._held: set[str] = set()  # keys that a refused row holds up
+        self._held_there: set[str] = set()  # of these: those whose row is marked as refused
         self.stored: list[tuple[Pending, int]] = []  # to be marked, with the place in the stream
         self.refused: list[tuple[Pending, PublishFailed]] = []  # to be marked as such
 
@@ -62,8 +64,20 @@ class SendQueue:
     def is_ready(self) -> bool:
         return bool(self._ready)
 
+    def begin_read(self) -> frozenset[str]:
+        """Returns the keys that the database knows to be held up, for `end_read`."""
+        return frozenset(self._held_there)
+
+    def end_read(self, held: frozenset[str]) -> None:
+        """What is read from now on has no rows behind those refusals."""
+        self._held -= held
+        self._held_there -= held
+
     def add(self, rows: Iterable[Pending]) -> None:
+        """Adds rows, but for those behind a refusal that was not marked when they were read."""
         for row in rows:
+            if row.key in self._held:
+                continue
             self._known.add(row.id)
             if not row.key:
                 self._ready.append(row)
@@ -89,6 +103,7 @@ class SendQueue:
         del self._in_flight[row.id]
         self.refused.append((row, failure))
         if holds_key and row.key:
+            self._held.add(row.key)
             self._known -= {later.id for later in self._behind.pop(row.key)}
         else:
             self._go_on(row.key)
@@ -102,7 +117,9 @@ class SendQueue:
 
     def forget(self, rows: Iterable[Pending]) -> None:
         """Forgets rows that were marked."""
-        self._known -= {row.id for row in rows}
+        marked = list(rows)
+        self._known -= {row.id for row in marked}
+        self._held_there |= self._held & {row.key for row in marked}
 
     def forget_lanes(self, tokens: Mapping[int, int]) -> None:
         """Forgets what is not in flight of lanes that are held no more."""

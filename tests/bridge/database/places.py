@@ -49,6 +49,7 @@ class Place:
     def cut_connections(self) -> None:
         assert self.server is not None
         self.server.cut_connections(self._name)
+        self.engine.dispose()
 
     @asynccontextmanager
     async def database(self, *, is_async: bool = True) -> AsyncIterator[Database]:
@@ -94,6 +95,10 @@ class Place:
     def do(self, statement: sql.Executable) -> None:
         with self.engine.begin() as connection:
             connection.execute(statement)
+
+    async def change(self, statement: sql.Executable) -> None:
+        """Executes a statement in a thread: the loop may be in a transaction that it waits for."""
+        await asyncio.to_thread(self.do, statement)
 
 
 def an_event(id: str, **fields: Any) -> OutboxRow:

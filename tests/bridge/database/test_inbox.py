@@ -51,12 +51,16 @@ async def test_an_event_has_its_effect_once(place: Place, is_async: bool) -> Non
 async def test_a_failure_rolls_all_back_and_is_noted(place: Place, is_async: bool) -> None:
     async with place.database(is_async=is_async) as database:
         inbox = an_inbox(database, place)
+
+        async def fail(number: int) -> None:
+            async with inbox.handling(an_entry("a", deliveries=number)) as work:
+                assert work.is_new, "what has failed is new again"
+                await write(work.session, place, "effect")
+                raise KeyError("missing\nand a second line")
+
         for number in (1, 2):
             with pytest.raises(KeyError):
-                async with inbox.handling(an_entry("a", deliveries=number)) as work:
-                    assert work.is_new, "what has failed is new again"
-                    await write(work.session, place, "effect")
-                    raise KeyError("missing\nand a second line")
+                await fail(number)
         assert place.rows("event_id") == []
         [(status, attempts, error)] = place.seen("status", "attempts", "error")
         assert (status, attempts) == ("failed", 2)
@@ -122,10 +126,14 @@ async def test_a_batch_is_one_transaction_with_a_state_for_each(
         async with inbox.handling(an_entry("b")):
             pass
         entries = [an_entry(id, at) for at, id in enumerate("abacb")]
-        with pytest.raises(KeyError):
+
+        async def fail() -> None:
             async with inbox.handling_many(entries) as work:
                 await write(work.session, place, "rolled back")
                 raise KeyError
+
+        with pytest.raises(KeyError):
+            await fail()
         assert place.seen("event_id") == ["b"], "who failed among them is not known"
         async with inbox.handling_many(entries) as work:
             assert list(work.states) == ["new", "seen", "seen", "new", "seen"]

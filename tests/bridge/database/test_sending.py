@@ -55,6 +55,22 @@ def test_in_strict_order_a_refused_row_holds_its_key_and_no_other() -> None:
     assert set(queue.known) == {1, 3}, "the rows behind it are read again, when it lets them"
 
 
+def test_rows_that_were_read_before_a_refusal_was_marked_stay_behind_it() -> None:
+    queue = SendQueue()
+    queue.add([a_row(1, "a")])
+    [first] = queue.take(1)
+    reading = queue.begin_read()
+    queue.was_refused(first, REFUSED, holds_key=True)
+    queue.forget([first])  # it is marked, while the read goes on
+    queue.add([a_row(2, "a")])
+    queue.end_read(reading)
+    assert not queue.known
+    reading = queue.begin_read()  # the database leaves out what is held up now
+    queue.end_read(reading)
+    queue.add([a_row(1, "a")])
+    assert set(queue.known) == {1}
+
+
 def test_rows_of_lanes_that_were_lost_are_forgotten_unless_they_are_in_flight() -> None:
     queue = SendQueue()
     queue.add([a_row(1, "a", lane=1), a_row(2, "a", lane=1), a_row(3, lane=2), a_row(4, lane=1)])
