@@ -532,3 +532,5 @@ async def _end(client: Client) -> None:
     with contextlib.suppress(*_FAILURES):
         async with asyncio.timeout(CLOSE_SECONDS):
             await client.close()
+    if client._transport is not None:  # which a connection that has half failed leaves open
+        client._transport.close()
