@@ -210,3 +210,19 @@ async def test_an_event_that_cannot_be_settled_does_not_hold_up_its_key() -> Non
     script.deliver("a1", "a2")
     await script.until(lambda: script.ids() == ["a2"])
     assert await intake.drain(1)
+
+
+async def test_an_event_is_delivered_again_when_nobody_can_handle_it() -> None:
+    script, tries = Script(), list[str]()
+
+    async def handle(work: Sequence[Held]) -> list[Outcome]:
+        tries.append(work[0].delivery.id)
+        if len(tries) == 1:
+            raise RuntimeError("the loop of the handlers is closed")
+        return [DONE]
+
+    intake = an_intake(script, handle)
+    script.deliver("a1", "a2")
+    await script.until(lambda: script.ids() == ["a2"])
+    assert script.ids(Nak) == ["a1"]
+    assert await intake.drain(1)

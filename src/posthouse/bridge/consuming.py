@@ -208,10 +208,13 @@ class Intake:
                 for held, outcome in zip(work, outcomes, strict=True):
                     await self._end(held, outcome, frees=last[held.key] is held)
         except asyncio.CancelledError:
-            for held in work:
-                if held in self._held:
-                    await self._give_back(held)
+            await self._give_all_back(work)
             raise
+        except Exception:  # noqa: BLE001 (a mistake of ours: the events are delivered again)
+            _log.exception("Events could not be handled.", extra={"event": "bridge.unhandled"})
+            await self._give_all_back(work)
+            for key in {held.key for held in work}:
+                self._free(key)
         finally:
             task = asyncio.current_task()
             assert task is not None
@@ -304,6 +307,11 @@ class Intake:
                 "%s is being handled, and could not be kept from its next delivery: %s",
                 _name(held), error, extra={"event": "bridge.unextended"},
             )  # fmt: skip
+
+    async def _give_all_back(self, work: Sequence[Held]) -> None:
+        for held in work:
+            if held in self._held:
+                await self._give_back(held)
 
     async def _give_back(self, held: Held) -> None:
         self._held.discard(held)
