@@ -146,9 +146,10 @@ class Outbox:
 
     def _insert_at_commit(self, target: AsyncConnection, rows: Sequence[OutboxRow]) -> None:
         connection = target.sync_connection
-        if connection is None:
+        if connection is None or not connection.in_transaction():
             raise ConfigurationError(
-                "The AsyncConnection is not started; write events inside `async with`."
+                "The AsyncConnection is in no transaction, whose commit would write the events."
+                " Write them inside `async with connection.begin()`."
             )
         waiting = self._waiting.get(connection)
         if waiting is None:

@@ -129,6 +129,9 @@ async def test_events_of_an_asynchronous_connection_are_inserted_as_it_commits(
             savepoint = await connection.begin_nested()
             outbox.write(connection, [an_event("c")])
             await savepoint.rollback()
+        with pytest.raises(ConfigurationError, match="in no transaction"):
+            outbox.write(connection, [an_event("d")])
+        await connection.execute(sql.text("SELECT 1"))
         outbox.write(connection, [an_event("d")])
         await connection.rollback()
         async with connection.begin():
