@@ -245,8 +245,8 @@ def _dialect_of(cursor: Any) -> Dialect:
             name = str(_DRIVERS.get(driver, vendor))
             style = "format" if vendor else getattr(sys.modules.get(driver), "paramstyle", "qmark")
             if name in _DRIVERS.values() and style in _PARAMETERS:
-                kind: Any = sql.make_url(f"{name}://").get_dialect()
-                made: Dialect = kind(paramstyle=style)
+                found: Any = sql.make_url(f"{name}://").get_dialect()
+                made: Dialect = found(paramstyle=style)
                 return made
             break
     raise ConfigurationError(

@@ -92,10 +92,12 @@ async def test_a_commit_wakes_a_relay_that_looks_seldom(place: Place) -> None:
             await until_async(lambda: relay.figures.reads > 1, "it looks for the first time")
             outbox = Outbox(place.tables, wake=relay.wake)
             async with place.async_engine() as engine:
-                for id in ("a", "b"):
-                    async with engine.begin() as connection:
-                        outbox.write(connection, [an_event(id)])
-                    await until_async(lambda id=id: id in transport.ids, f"{id} is sent")
+                async with engine.begin() as connection:
+                    outbox.write(connection, [an_event("a")])
+                await until_async(lambda: transport.ids == ["a"], "it is sent")
+                async with engine.begin() as connection:
+                    outbox.write(connection, [an_event("b")])
+                await until_async(lambda: transport.ids == ["a", "b"], "so is the next")
 
 
 async def test_while_the_transport_is_away_nothing_is_lost_or_counted(place: Place) -> None:
@@ -106,11 +108,12 @@ async def test_while_the_transport_is_away_nothing_is_lost_or_counted(place: Pla
         quick = {"retry_seconds": 0.001, "retry_seconds_max": 0.01}
         async with relaying(database, place, transport, attempts_max=1, **quick) as relay:
             await until_async(lambda: transport.calls > 5, "it is tried again")
-            assert relay.figures.transport_down_since is not None
+            figures = relay.figures
+            assert figures.transport_down_since
             assert place.rows("status", "attempts") == [("pending", 0), ("pending", 0)]
             transport.is_down = False
             await relay.settle()
-            assert relay.figures.transport_down_since is None
+            assert not relay.figures.transport_down_since
     assert transport.ids == ["a", "b"]
 
 

@@ -17,7 +17,7 @@ def a_row(id: int, key: str = "", lane: int = 0, token: int = 1) -> Pending:
 def test_whatever_fails_a_key_has_one_event_in_flight_and_keeps_its_order(
     keys: list[str], data: st.DataObject
 ) -> None:
-    queue, flying = SendQueue(), []
+    queue, flying = SendQueue(), list[Pending]()
     queue.add(a_row(id, key) for id, key in enumerate(keys))
     sent: list[Pending] = []
     failures = data.draw(st.integers(0, 10))
