@@ -6,30 +6,16 @@ too, and do not hold up the connection, whose loop is another.
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from posthouse.bridge.bridge import Bridge
 from posthouse.bridge.publishing import NewEvent, Published
-from posthouse.client.loop_thread import LoopThread
+from posthouse.bridge.transport import Plan
 
 if TYPE_CHECKING:
-    pass
+    from posthouse.bridge.bridge import Bridge
+    from posthouse.bridge.health import Health
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _waits(
-    method: Callable[Concatenate[Bridge, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["SyncBridge", P], T]:
-    def wait(self: "SyncBridge", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._loop_thread.run(method(self._twin, *args, **kwargs))
-
-    update_wrapper(wait, method)
-    if method.__doc__ is not None:  # its example is for this one, too
-        wait.__doc__ = method.__doc__.replace("await ", "")
-    return wait
 
 
 class SyncBridge:
@@ -39,19 +25,59 @@ class SyncBridge:
         bridge.sync.publish("order.created", {"id": 7})
     """
 
-    def __init__(self, twin: Bridge) -> None:
+    def __init__(self, twin: "Bridge") -> None:
         self._twin = twin
 
-    @property
-    def _loop_thread(self) -> LoopThread:
-        return self._twin.connection.hands
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._twin.connection.hands.run(work)
 
-    plan = _waits(Bridge.plan)
-    provision = _waits(Bridge.provision)
-    create_tables = _waits(Bridge.create_tables)
-    check = _waits(Bridge.check)
-    health = _waits(Bridge.health)
-    close = _waits(Bridge.close)
+    def plan(self, *, both_sides: bool = False) -> Plan:
+        """Returns what `provision` would do, and conflicts.
+
+        Example:
+            print(bridge.sync.plan().changes)
+        """
+        return self._wait(self._twin.plan(both_sides=both_sides))
+
+    def provision(self, *, both_sides: bool = False, recreate: bool = False) -> Plan:
+        """Creates and updates what the bridge needs of its transport.
+
+        Example:
+            bridge.sync.provision(both_sides=True)
+        """
+        return self._wait(self._twin.provision(both_sides=both_sides, recreate=recreate))
+
+    def create_tables(self) -> None:
+        """Creates the tables of the bridge that are not there; for tests and first steps.
+
+        Example:
+            bridge.sync.create_tables()
+        """
+        self._wait(self._twin.create_tables())
+
+    def check(self) -> list[str]:
+        """Returns what is wrong with the tables and the times, as sentences.
+
+        Example:
+            print(bridge.sync.check())
+        """
+        return self._wait(self._twin.check())
+
+    def health(self, *, fresh: bool = False) -> "Health":
+        """Returns how the bridge, its transport and its tables are.
+
+        Example:
+            print(bridge.sync.health().healthy)
+        """
+        return self._wait(self._twin.health(fresh=fresh))
+
+    def close(self) -> None:
+        """Closes the connection; the next use opens it again.
+
+        Example:
+            bridge.sync.close()
+        """
+        self._wait(self._twin.close())
 
     def publish(
         self, type: str, payload: Any, *, key: str = "", resource_type: str = "",
@@ -81,7 +107,7 @@ class SyncBridge:
         Example:
             bridge.sync.publish_many([NewEvent("order.created", {"id": n}) for n in range(10)])
         """
-        return self._loop_thread.run(self._twin.publish_all(events))
+        return self._wait(self._twin.publish_all(events))
 
     def running(self) -> AbstractContextManager["SyncBridge"]:
         """Runs the relay and the consumers in threads, for the length of a `with` block.
@@ -112,14 +138,14 @@ class SyncBridge:
 
     @contextmanager
     def _enter(
-        self, make: Callable[[], AbstractAsyncContextManager[Bridge]]
+        self, make: "Callable[[], AbstractAsyncContextManager[Bridge]]"
     ) -> Iterator["SyncBridge"]:
-        hold = self._loop_thread.run(_made(make))
-        self._loop_thread.run(hold.__aenter__())
+        hold = self._wait(_made(make))
+        self._wait(hold.__aenter__())
         try:
             yield self
         finally:
-            self._loop_thread.run(hold.__aexit__(None, None, None))
+            self._wait(hold.__aexit__(None, None, None))
 
 
 async def _made(make: Callable[[], T]) -> T:
