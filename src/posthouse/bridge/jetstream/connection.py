@@ -154,7 +154,7 @@ class Listener:
         if now is not None:
             with contextlib.suppress(*_FAILURES):  # the connection has ended it
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await now.drain()
+                    await now.drain()  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -533,4 +533,4 @@ async def _end(client: Client) -> None:
         async with asyncio.timeout(CLOSE_SECONDS):
             await client.close()
     if client._transport is not None:  # which a connection that has half failed leaves open
-        client._transport.close()
+        client._transport.close()  # type: ignore[no-untyped-call]
