@@ -31,8 +31,8 @@ demo: .venv/ready
 # Bytecode is written, also where the environment forbids it: hundreds of processes are started, and
 # each would compile all of the sources, and every worker all of the tests.
 test: export PYTHONDONTWRITEBYTECODE =
-test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/namespaces .venv/servicebus-$(OLD) \
-  .venv/js-sqs/ready .venv/botocore-query .venv/awscli .venv/celery-sqs
+test: .venv/ready .venv/spark-connect .venv/js .venv/proton .venv/redis .venv/postgres .venv/mariadb .venv/namespaces \
+  .venv/servicebus-$(OLD) .venv/js-sqs/ready .venv/botocore-query .venv/awscli .venv/celery-sqs
 	@echo "The core and the store, then all that is beside them; meanwhile what runs on Spark, and the old SDK:"
 	{ $(BIN)/pytest -m spark && \
 	  PYTHONPATH=$(CURDIR)/.venv/spark-connect $(BIN)/pytest tests/pipeline/test_session.py -k connect; } & spark=$$!; \
@@ -66,6 +66,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.dialects
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
+	$(BIN)/python -m bench.bridge_handled
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
@@ -152,9 +153,13 @@ JS_SQS := tests/dialects/sqs/js
 .venv/servicebus-$(OLD): | .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ azure-servicebus==$(OLD)
 
+# A new machine does not know yet which packages Debian has.
+.venv/packages: | .venv/ready
+	@ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1 || apt-get update >/dev/null 2>&1 || true; touch $@
+
 # A Redis for the tests of the store in one: the machine's own, or Debian's, unpacked beside the rest.
 REDIS := redis-server redis-tools libhiredis0.14 libhiredis1.1.0 libjemalloc2 liblua5.1-0 liblzf1 lua-bitop lua-cjson
-.venv/redis: | .venv/ready
+.venv/redis: | .venv/ready .venv/packages
 	@if command -v redis-server >/dev/null; then touch $@; exit 0; fi; \
 	mkdir -p .venv/redis-server && cd .venv/redis-server && \
 	for package in $(REDIS); do apt-get download $$package >/dev/null 2>&1; done; \
@@ -162,8 +167,29 @@ REDIS := redis-server redis-tools libhiredis0.14 libhiredis1.1.0 libjemalloc2 li
 	if [ -x usr/bin/redis-server ]; then touch ../redis; \
 	else echo "redis-server is missing: tests of the store in Redis do not run." >&2; test -z "$$CI"; fi
 
+# Databases for the tests of the bridge's tables: the machine's own, or Debian's, unpacked beside the rest.
+POSTGRES := postgresql-15 postgresql-17 libpq5 libicu72 libicu76 libxml2 libldap-2.5-0 libldap2 libgssapi-krb5-2 \
+  liblz4-1 libzstd1 libpam0g libsystemd0
+.venv/postgres: | .venv/ready .venv/packages
+	@if command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; then touch $@; exit 0; fi; \
+	mkdir -p .venv/postgres-server && cd .venv/postgres-server && \
+	for package in $(POSTGRES); do apt-get download $$package >/dev/null 2>&1; done; \
+	for package in *.deb; do dpkg -x "$$package" . 2>/dev/null; done; rm -f *.deb; \
+	if ls usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; then touch ../postgres; \
+	else echo "PostgreSQL is missing: tests of the bridge with it do not run." >&2; test -z "$$CI"; fi
+
+MARIADB := mariadb-server-core mariadb-client-core mariadb-common libaio1 libaio1t64 liburing2 libsnappy1v5 libpmem1 \
+  libnuma1 libndctl6
+.venv/mariadb: | .venv/ready .venv/packages
+	@if command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ]; then touch $@; exit 0; fi; \
+	mkdir -p .venv/mariadb-server && cd .venv/mariadb-server && \
+	for package in $(MARIADB); do apt-get download $$package >/dev/null 2>&1; done; \
+	for package in *.deb; do dpkg -x "$$package" . 2>/dev/null; done; rm -f *.deb; \
+	if [ -x usr/sbin/mariadbd ]; then touch ../mariadb; \
+	else echo "MariaDB is missing: tests of the bridge with it do not run." >&2; test -z "$$CI"; fi
+
 # What the scenarios of a cluster need beside a root user: the machine's own, or Debian's.
-.venv/namespaces: | .venv/ready
+.venv/namespaces: | .venv/ready .venv/packages
 	@if ! command -v ip >/dev/null || ! command -v tc >/dev/null || ! command -v strace >/dev/null; then \
 	  apt-get install --quiet --yes iproute2 strace >/dev/null 2>&1; fi; \
 	if command -v ip >/dev/null && command -v strace >/dev/null; then touch $@; \

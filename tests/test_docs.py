@@ -14,8 +14,8 @@ WORDS_MAX = 30
 USERS = sorted(
     [
         ROOT / "README.md",
-        *(ROOT / "docs" / f"{name}.md" for name in ("client", "model", "pipeline", "server")),
-        *(ROOT / "docs" / f"{name}.md" for name in ("testing", "worker")),
+        *(ROOT / "docs" / f"{name}.md" for name in ("bridge", "client", "model", "pipeline")),
+        *(ROOT / "docs" / f"{name}.md" for name in ("server", "testing", "worker")),
         *(ROOT / "docs" / "dialects").glob("*.md"),
     ]
 )

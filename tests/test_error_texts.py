@@ -15,6 +15,7 @@ import posthouse
 SOURCES = Path(posthouse.__file__).parent
 
 READERS = {
+    "bridge/jetstream/connection.py: _dial": "nats-py tells in its text alone who is not let in",
     "client/azure_words.py: _wait_told": "Azure's exception has no field for how long to wait",
     "pipeline/failures.py: sentence_in": "Spark gives an exception of a task as a traceback",
     "pipeline/failures.py: sentence_of": "Spark has its sentence among codes, plans and traces",

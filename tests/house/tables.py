@@ -4,6 +4,7 @@
 LARGE_CLASSES = {
     "amqp/connection.py:Connection": "both roles of AMQP's connection, with what each has agreed",
     "amqp/session.py:Link": "the state that AMQP itself gives a link (2.6)",
+    "bridge/settings.py:Settings": "settings: a field for each",
     "broker/engine.py:Engine": "the single writer; each part of it is one attribute",
     "broker/rows.py:Row": "the columns of the feed",
     "core/model.py:Queue": "state: a field for each thing that a queue has in the journal",

@@ -68,6 +68,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     _add_cluster(rooms)
     _add_pipeline(rooms)
     _add_worker(rooms)
+    _add_bridge(rooms)
     _add_tools(rooms, settings=settings)
     return parser
 
@@ -919,6 +920,151 @@ def _add_worker(rooms: Rooms) -> None:
                       help="messages, or sessions, that each handler has at a time")  # fmt: skip
     made.add_argument("--reload", action="store_true", help="start again when its code changes")
     made.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_bridge(rooms: Rooms) -> None:
+    bridge = _room(rooms, "bridge", "events between services, with an outbox and an inbox")
+    for name, help in (
+        ("run", "run the relay and the consumers of a bridge"),
+        ("relay", "run the relay alone: send what the outbox holds"),
+        ("consume", "run the consumers alone"),
+    ):
+        made = _action(
+            bridge, name, f"bridge:{name}", help, f"posthouse bridge {name} shop.events:bridge"
+        )
+        made.add_argument("target", metavar="MODULE:NAME", nargs="?",
+                          help="where a posthouse.bridge.Bridge is")  # fmt: skip
+        made.add_argument("--json", action="store_true", help="for programs")
+        _add_bridge_settings(made)
+    for name, help in (
+        ("plan", "what would be created and changed for the bridge, and conflicts"),
+        ("provision", "create and change what the bridge needs"),
+    ):
+        made = _of_bridge(
+            bridge, name, name, help,
+            f"posthouse bridge {name} --url nats://admin:key@n1 --app api --destination worker"
+            " --both-sides",
+        )  # fmt: skip
+        made.add_argument("--both-sides", action="store_true",
+                          help="also what the other services need")  # fmt: skip
+        if name == "provision":
+            made.add_argument("--dry-run", action="store_true", help="only say what would be done")
+            made.add_argument("--recreate", action="store_true",
+                              help="make consumers anew, at their position, that cannot be changed"
+                              " in place")  # fmt: skip
+    made = _of_bridge(
+        bridge, "permissions", "permissions", "what a user of NATS must be allowed",
+        "posthouse bridge permissions --app api --destination worker",
+    )  # fmt: skip
+    made.add_argument("--push", action="store_true", help="events are pushed")
+    made.add_argument("--provision", action="store_true", help="also to provision")
+    made.add_argument("--operate", action="store_true",
+                      help="also to look at dead letters and replay them")  # fmt: skip
+    made = _action(
+        bridge, "schema", "bridge:schema", "the statements that create the tables",
+        "posthouse bridge schema --dialect postgresql",
+    )  # fmt: skip
+    made.add_argument("--dialect", choices=("postgresql", "mysql", "mariadb", "sqlite"),
+                      default="postgresql", help="of the database (postgresql)")  # fmt: skip
+    made.add_argument("--prefix", default="posthouse_", help="of the tables' names (posthouse_)")
+    made.add_argument("--schema", default="", metavar="NAME", help="in which they are")
+    made.add_argument("--keep-payload", action="store_true", help="the inbox keeps envelopes")
+    made.add_argument("--json", action="store_true", help="for programs")
+    _of_bridge(
+        bridge, "health", "health", "how a bridge, its transport and its tables are",
+        "posthouse bridge health --bridge shop.events:bridge",
+    )  # fmt: skip
+    _add_bridge_tables(bridge)
+    _add_bridge_letters(bridge)
+    made = _action(
+        bridge, "bench", "bridge:bench", "how fast events go from a commit to a handler",
+        "posthouse bridge bench --url nats://localhost --events 5000",
+    )  # fmt: skip
+    made.add_argument("--url", help="of the transport (memory://)")
+    made.add_argument("--database", metavar="URL",
+                      help="as SQLAlchemy has it; tables with the prefix posthouse_bench_ are made"
+                      " and removed (an SQLite file)")  # fmt: skip
+    made.add_argument("--events", type=_positive, default=2_000, metavar="N", help="(2000)")
+    made.add_argument("--size", type=_positive, default=512, metavar="BYTES",
+                      help="of a payload (512)")  # fmt: skip
+    made.add_argument("--concurrency", type=_positive, default=8, metavar="N",
+                      help="handlers at a time (8)")  # fmt: skip
+    made.add_argument("--batch", type=_whole, default=0, metavar="N",
+                      help="events in one transaction; each has its own if not given")  # fmt: skip
+    made.add_argument("--json", action="store_true", help="for programs")
+
+
+def _of_bridge(
+    rooms: Rooms, name: str, run: str, help: str, example: str = ""
+) -> argparse.ArgumentParser:
+    """A command on a bridge: that of a module, or one that options describe."""
+    made = _action(rooms, name, f"bridge:{run}", help, example)
+    made.add_argument("--bridge", metavar="MODULE:NAME", help="the bridge of a module")
+    _add_bridge_settings(made)
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+def _add_bridge_settings(made: argparse.ArgumentParser) -> None:
+    which = made.add_argument_group("which bridge, if no module says so")
+    which.add_argument("--url", help="of the transport (POSTHOUSE_BRIDGE_URL)")
+    which.add_argument("--app", metavar="NAME", help="of this service (POSTHOUSE_BRIDGE_APP)")
+    which.add_argument(
+        "--destination", action="append", metavar="NAME",
+        help="a service it exchanges events with; may be repeated (POSTHOUSE_BRIDGE_DESTINATION)",
+    )  # fmt: skip
+    which.add_argument("--stream", metavar="NAME", help="(POSTHOUSE_BRIDGE_STREAM)")
+    which.add_argument("--database", metavar="URL",
+                       help="as SQLAlchemy has it (POSTHOUSE_BRIDGE_DATABASE)")  # fmt: skip
+    which.add_argument(
+        "--set", type=_setting, action="append", metavar="NAME=VALUE",
+        help="another setting of a bridge; may be repeated",
+    )  # fmt: skip
+
+
+def _add_bridge_tables(bridge: Rooms) -> None:
+    outbox = _room(bridge, "outbox", "events that wait to be sent")
+    made = _of_bridge(outbox, "ls", "outbox_ls", "list the rows of the outbox")
+    made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
+    made.add_argument("--status", choices=("pending", "sent", "failed"), help="only these")
+    for name, help in (
+        ("retry", "send events again that the transport has refused"),
+        ("drop", "remove events that the transport has refused"),
+    ):
+        made = _of_bridge(outbox, name, f"outbox_{name}", help)
+        made.add_argument("ids", nargs="*", metavar="EVENT", help="all that were refused, if none")
+        made.add_argument("--yes", action="store_true", help="do it: without, all are only counted")
+    inbox = _room(bridge, "inbox", "events that were handled")
+    made = _of_bridge(inbox, "ls", "inbox_ls", "list the rows of the inbox, the latest first")
+    made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
+    made.add_argument("--status", choices=("processing", "processed", "failed"), help="only these")
+    made.add_argument("--consumer", metavar="NAME", help="only of this consumer")
+
+
+def _add_bridge_letters(bridge: Rooms) -> None:
+    letters = _room(bridge, "dlq", "events that could not be handled")
+
+    def chosen(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--reason", help="only of this reason, such as unrecoverable")
+        made.add_argument("--type", help="only of this type of event")
+        made.add_argument("--error", metavar="CLASS", help="only after an error of this class")
+
+    made = _of_bridge(letters, "ls", "dlq_ls", "list dead letters")
+    made.add_argument("-n", "--count", type=_positive, default=20, metavar="N", help="at most")
+    chosen(made)
+    made = _of_bridge(letters, "show", "dlq_show", "show a dead letter with its event")
+    made.add_argument("id", metavar="EVENT", help="the id of the event")
+    for name, help in (
+        ("replay", "publish events again to the subject they came from"),
+        ("drop", "remove dead letters for good"),
+    ):
+        made = _of_bridge(
+            letters, name, f"dlq_{name}", help,
+            f"posthouse bridge dlq {name} --bridge shop.events:bridge --reason unrecoverable --yes",
+        )  # fmt: skip
+        made.add_argument("ids", nargs="*", metavar="EVENT", help="all that are chosen, if none")
+        chosen(made)
+        made.add_argument("--yes", action="store_true", help="do it: without, it is only said")
 
 
 def _add_tools(rooms: Rooms, *, settings: bool) -> None:

@@ -2,14 +2,13 @@
 
 import argparse
 import asyncio
-import importlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posthouse.cli.app_name import Missing, split
+from posthouse.cli import app_name
+from posthouse.cli.app_name import Missing
 from posthouse.cli.codes import FAILED, NOT_ALLOWED, NOT_FOUND, OK, USAGE, fail, say
 
 if TYPE_CHECKING:
@@ -68,26 +67,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def find(target: str) -> "Worker":
-    """Raises Missing. What goes wrong inside of the module is its own, and is raised as it is."""
+    """Raises Missing."""
     from posthouse.client.worker import Worker
 
-    module_name, name = split(target)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise Missing(
-            f"There is no module {error.name}; it was looked for in {here} too."
-        ) from error
-    found = getattr(module, name, None)
-    if isinstance(found, Worker):
-        return found
-    there = [each for each, value in vars(module).items() if isinstance(value, Worker)]
-    advice = f" There is {module_name}:{there[0]}." if there else ""
-    if found is None:
-        raise Missing(f"There is no {name} in {module_name}.{advice}")
-    raise Missing(f"{target} is no posthouse.Worker but {type(found).__name__}.{advice}", USAGE)
+    return app_name.find(target, Worker, "posthouse.Worker")

@@ -1,0 +1,1 @@
+"""The database side of the bridge, on SQLite, PostgreSQL and MariaDB."""
