@@ -44,7 +44,7 @@ LATE_SECONDS = 5.0  # after which a process ends whose loop does not come back t
 
 
 class Bridge:
-    """What one service publishes to others, and what it does with their events.
+    """The events that one service publishes to others, and its handlers for theirs.
 
     Example:
         bridge = Bridge("nats://localhost:4222", app="api", destination="worker", database=engine)

@@ -1,4 +1,4 @@
-"""What a handler has changed in an SQLite database, for the test kit."""
+"""The effects of a handler on an SQLite database, for the test kit."""
 
 import sqlite3
 from collections import Counter

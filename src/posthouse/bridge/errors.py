@@ -32,7 +32,7 @@ class NotPermitted(PublishFailed):
 
 
 class TopologyConflict(BridgeError):
-    """What is there contradicts what the bridge needs, and changing it would do harm."""
+    """A stream or queue contradicts what the bridge needs, and changing it would do harm."""
 
 
 class MalformedEvent(BridgeError):

@@ -71,7 +71,7 @@ DONE, SEEN = Outcome("done"), Outcome("seen")
 
 
 class Call(NamedTuple):
-    """What a handler's arguments are made from."""
+    """The values that a handler's arguments are made from."""
 
     events: Sequence[Event]
     deliveries: Sequence[Delivery]

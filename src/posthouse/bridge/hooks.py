@@ -1,4 +1,4 @@
-"""Where the test kit takes part in a bridge. Outside of a test nothing of it does anything."""
+"""The places in a bridge where the test kit takes part. Outside of a test they do nothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def _in_time(delay: float) -> float:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the test kit puts around a transport, where it lets a process die, and how it waits."""
+    """The test kit's wrapper of a transport, its points of death, and its waiting."""
 
     wrap: Callable[[Transport], Transport] = _as_it_is
     crash_point: Callable[[str], None] = _go_on

@@ -48,7 +48,7 @@ KEEP_SECONDS = 7 * 86_400.0  # for which an event is remembered
 
 @dataclass(frozen=True, slots=True)
 class InboxEntry:
-    """What the inbox notes of a delivery."""
+    """The facts of a delivery that the inbox notes."""
 
     event_id: str  # "": it has none, and its place in the stream is its key
     stream: str
@@ -69,7 +69,7 @@ class InboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done with deliveries, and the session to do it with.
+    """The states of deliveries, and the session for their effects.
 
     An entry is `new`: handle it; `seen`: it was handled, acknowledge it; or, in `marked` mode only,
     `busy`: another process is at it, let it be delivered again later.

@@ -33,7 +33,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What a relay does about lanes."""
+    """The lanes that a relay takes, renews and gives up."""
 
     keep: frozenset[int]  # renews
     leave: frozenset[int]  # of these: sends nothing more of them, and gives them back when it can

@@ -27,7 +27,7 @@ WAIT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured. Rates are events a second, of many; times are those of single events."""
+    """Measured figures. Rates are events a second, of many; times are those of single events."""
 
     transport: str
     events: int

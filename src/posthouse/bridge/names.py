@@ -132,7 +132,7 @@ class Names:
     def source(
         self, destination: str, *, push: bool = False, ack_wait: float = 30.0, max_pending: int = 0
     ) -> Source:
-        """Where the events of another service come from."""
+        """The source of another service's events."""
         return Source(
             self.subject_from(destination), self.consumer(destination), push, ack_wait, max_pending
         )
@@ -152,7 +152,7 @@ class Names:
         replicas: int = 0,
         duplicate_window: float = 600.0,
     ) -> Topology:
-        """What is needed of a transport. Raises ConfigurationError.
+        """The topology that a transport needs. Raises ConfigurationError.
 
         With `both_sides`, also what the other services need: consumers of their own.
         """

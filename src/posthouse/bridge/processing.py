@@ -75,7 +75,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class PlainRoom:
-    """Of a bridge without a database: every event is new."""
+    """Processing without a database: every event is new."""
 
     states: Sequence[State]
     session: Any = None
@@ -117,7 +117,7 @@ async def in_thread(pool: Executor, work: Callable[[], Any]) -> Any:
 
 
 class Processing:
-    """What handles the events of one source."""
+    """The handler of one source's events, with its middleware."""
 
     def __init__(
         self,

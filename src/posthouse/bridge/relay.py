@@ -69,7 +69,7 @@ class RelaySettings:
 
 @dataclass
 class RelayFigures:
-    """What a relay has done since it started."""
+    """Counts of a relay since it started."""
 
     relayed: int = 0  # rows that were stored and marked
     duplicates: int = 0  # of these the transport had stored before

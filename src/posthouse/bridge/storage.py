@@ -197,7 +197,7 @@ class Storage:
 
     @property
     def trouble(self) -> tuple[type[BaseException], ...]:
-        """What is raised when the database is away, or its tables are not there."""
+        """Exceptions of a database that is away, or lacks its tables."""
         return (*TROUBLE, TimeoutError)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What carries the events of a bridge: NATS JetStream, or a queue that a `QueueClient` reaches.
+"""Transports of a bridge's events: NATS JetStream, or a queue that a `QueueClient` reaches.
 
 Outbox, relay, consumers, inbox and dead letters know these few methods and no more, so the same
 service runs over NATS, over a Posthouse broker, and in a unit test. One conformance suite holds
@@ -37,7 +37,7 @@ Failure = PublishFailed  # told for one event of many; `transient`: all may be t
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a consumer's events come from."""
+    """The source of a consumer's events."""
 
     subject: str
     consumer: str  # the durable name; consumers of one name share the events
@@ -108,7 +108,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What a bridge needs of its transport, for one service or for both sides of a pair."""
+    """The stream and consumers that a bridge needs, for one service or both sides of a pair."""
 
     stream: str
     subjects: Sequence[str]
@@ -168,7 +168,7 @@ class TransportHealth:
 
 
 class Transport(Protocol):
-    """What carries events. Methods raise BridgeError; a lost connection heals by itself."""
+    """A carrier of events. Methods raise BridgeError; a lost connection heals by itself."""
 
     name: str
     wakes: bool  # whether `wake` reaches other processes

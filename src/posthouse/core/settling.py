@@ -33,7 +33,7 @@ from posthouse.core.records import Completed, Deferred, Record, Relocked, Renewe
 
 
 class Found(NamedTuple):
-    """What the names in a settlement stand for."""
+    """The messages that the names in a settlement stand for."""
 
     held: list[Lock]
     late: list[Message]  # of the command's queue; not locked any more, and settled nevertheless

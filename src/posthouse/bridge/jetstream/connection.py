@@ -68,7 +68,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where to connect to: `host:port` each, by TLS or not."""
+    """Addresses of servers: `host:port` each, by TLS or not."""
 
     hosts: tuple[str, ...]
     tls: bool
@@ -375,7 +375,7 @@ class Connection:
 
     @property
     def server_info(self) -> Mapping[str, Any]:
-        """What the server has said about itself."""
+        """The server's description of itself."""
         return {} if self._client is None else dict(self._client._server_info)
 
     # What is not allowed.

@@ -31,7 +31,7 @@ EARLY_SECONDS = 0.02  # that clocks may differ, for an event that is delayed
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Where a delivery is settled, and where it is counted."""
+    """The subject that settles a delivery, and the counter that has it."""
 
     reply: str
     window: Window
@@ -39,7 +39,7 @@ class Native:
 
 
 class Incoming:
-    """What has come for one consumer and was not handed out yet."""
+    """Deliveries for one consumer that were not handed out yet."""
 
     def __init__(self, connection: "Connection", source: Source, size: int) -> None:
         self.changed = asyncio.Event()

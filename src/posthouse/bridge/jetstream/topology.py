@@ -47,7 +47,7 @@ _Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a step sends."""
+    """The request that a step sends."""
 
     wanted: Topology
     config: _Config

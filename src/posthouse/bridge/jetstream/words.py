@@ -1,4 +1,4 @@
-"""What NATS says, in the words of the bridge: replies, errors, and the subjects of acknowledgments.
+"""Replies, errors and acknowledgment subjects of NATS, in the words of the bridge.
 
 Replies are of a server, but what is in a header or a body may be of anybody.
 """
@@ -51,7 +51,7 @@ class Unanswered(PublishFailed):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came for a request: data and headers, by lower-case names."""
+    """The reply to a request: data, and headers by lower-case names."""
 
     data: bytes
     headers: Mapping[str, str]
@@ -152,7 +152,7 @@ def not_permitted(operation: str, subject: str) -> NotPermitted:
 
 @dataclass(frozen=True, slots=True)
 class AckSubject:
-    """What the reply subject of a delivery says."""
+    """The facts in the reply subject of a delivery."""
 
     stream: str
     consumer: str

@@ -14,7 +14,7 @@ SECONDS = 300.0
 
 
 class Told(NamedTuple):
-    """What was told to an attempt."""
+    """The deliveries that an attempt was told."""
 
     received_ms: int
     deliveries: tuple[tuple[Attempt, int], ...]  # and when each message was delivered first

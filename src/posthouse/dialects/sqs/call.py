@@ -88,7 +88,7 @@ class Service:
 
 
 class Caller(NamedTuple):
-    """Whoever asks, as the signature says."""
+    """The client that asks, as the signature says."""
 
     principal: Principal
     name: str  # by which receivers are told of a sender

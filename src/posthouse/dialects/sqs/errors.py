@@ -142,7 +142,7 @@ def no_queue(kind: str = "queue", name: str = "") -> Failed:
 
 
 def wsdl_text(text: str) -> str:
-    """What the Query protocol says where a queue is missing."""
+    """The Query protocol's text for a missing queue."""
     return text.replace(f"{_NO_QUEUE_TEXT}.", f"{_NO_QUEUE_TEXT} for this wsdl version.", 1)
 
 

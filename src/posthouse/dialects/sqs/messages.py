@@ -72,7 +72,7 @@ _SIMPLE = {"String", "Number", "Binary"}
 
 
 class Native(msgspec.Struct, array_like=True, tag="sqs", frozen=True, gc=False):
-    """What a sender gave that has no place in an envelope. Fields are added at the end."""
+    """Values of a sender that have no place in an envelope. Fields are added at the end."""
 
     sent_ms: int
     sender: str

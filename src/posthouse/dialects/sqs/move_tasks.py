@@ -36,7 +36,7 @@ _RUNNING = (
 
 
 class _Handle(msgspec.Struct, rename="camel"):
-    """What a task handle says: AWS's tools read it."""
+    """The contents of a task handle: AWS's tools read it."""
 
     task_id: str
     source_arn: str

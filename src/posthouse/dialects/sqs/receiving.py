@@ -27,7 +27,7 @@ MESSAGES_MAX = 10
 
 
 class Asked(NamedTuple):
-    """What a receiver asks for, checked."""
+    """A receiver's request, checked."""
 
     limit: int
     lock_seconds: int | None  # None: as the queue says
@@ -137,7 +137,7 @@ def give_back(call: Call) -> None:
 
 
 async def _again(call: Call, queue: Entity, asked: Asked) -> ReceiveMessageResult | None:
-    """What an attempt was told before, if all of it is still hidden; its time begins anew."""
+    """The deliveries of an earlier attempt, if all are still hidden; their time begins anew."""
     told = call.service.attempts.get(call.namespace, queue.number, asked.attempt or "")
     if told is None:
         return None

@@ -38,7 +38,7 @@ class Draft(NamedTuple):
 
 
 class Rules:
-    """What a queue asks of the messages that are sent to it now."""
+    """The demands of a queue on messages that are sent to it now."""
 
     def __init__(self, call: Call, queue: Entity) -> None:
         properties = queue.properties

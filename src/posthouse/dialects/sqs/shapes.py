@@ -312,7 +312,7 @@ class CancelMessageMoveTaskResult(Shape):
 
 
 class Action(NamedTuple):
-    """What an action takes and gives; None: it gives nothing."""
+    """The shapes that an action takes and gives; None: it gives nothing."""
 
     takes: type[Shape]
     gives: type[Shape] | None = None

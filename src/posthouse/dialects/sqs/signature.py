@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a request says of its signature."""
+    """The parts of a request's signature."""
 
     key_id: str
     day: str
@@ -67,7 +67,7 @@ class Claim(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What a request says of its credentials, whether that is true or not."""
+    """The credentials that a request claims, true or not."""
 
     key_id: str = ""
     region: str = ""
