@@ -67,6 +67,7 @@ bench: .venv/ready
 	$(BIN)/python -m bench.vibemq
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.bridge_handled
+	$(BIN)/python -m bench.sqs
 	$(BIN)/python -m bench.model
 	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.seeds
