@@ -201,3 +201,17 @@ def test_the_limit_holds_for_runs_that_are_pushed() -> None:
     world.send(queue, a_message("c1", group="c"))
     assert world.deliveries == []
     sound(world)
+
+
+def test_the_limit_holds_for_runs_that_come_while_receivers_wait() -> None:
+    world = World()
+    queue = world.queue(grouping="run", max_locked=2)
+    first, second = world.attach(queue, credit=10), world.attach(queue, credit=10)
+    world.send(queue, *[a_message(name, group=name[0]) for name in ("a1", "a2", "a3", "b1")])
+    assert given(world.deliveries) == [(first, "a1"), (first, "a2")]
+    third = world.attach(queue, credit=1, delete=True)
+    assert given(world.deliveries) == [(third, "b1")]  # it locks nothing
+    assert given(world.advance(0)) == []
+    assert world.counts(queue).locked == 2
+    assert second
+    sound(world)
