@@ -137,7 +137,7 @@ def test_the_clock_and_the_life_of_a_message(shell: Shell) -> None:
     shell.broker.call("PUT", "/api/v1/namespaces/timely")
     mine = ("--namespace", "timely")
     shell.run("send", "q", "x", "--id", "m1", "--delay", "1h", *mine)
-    assert "Activated q" in shell.run("clock", "--advance", "2h", "--freeze", *mine)
+    assert "activated q" in shell.run("clock", "--advance", "2h", "--freeze", *mine)
     before = shell.run("clock", *mine)
     assert "frozen" in before
     assert shell.run("clock", *mine) == before

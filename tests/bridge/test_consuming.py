@@ -138,7 +138,7 @@ async def test_a_batch_that_fails_is_handled_one_by_one_in_order() -> None:
     intake = an_intake(script, handle, batch=10, ordered=True)
     script.deliver("x1")  # holds the batch up until all have come
     script.deliver("a1", "a2", "b1", "a3")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # slept: all have come by then
     begin.set()
     await script.until(lambda: len(script.ids()) == 5)
     assert calls[:2] == [["x1"], ["a1", "a2", "a3", "b1"]]

@@ -194,7 +194,7 @@ async def test_dead_letters_are_found_replayed_and_removed(url: str, tmp_path: P
                 await worker.bridge.replay(letter)
         async with asyncio.timeout(30):
             while len(worker.orders) < 3:  # noqa: ASYNC110 (the kit does not see replays)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # slept: between two looks
         assert await worker.bridge.dead_letters() == []
     assert sorted(worker.orders) == ["0", "1", "2"]
 

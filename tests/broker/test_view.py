@@ -132,6 +132,7 @@ CALLS: dict[str, Callable[[View, int], object]] = {
     "match_effort": lambda view, _: view.match_effort(NS, "t"),
     "schedule": lambda view, _: view.schedule(NS, "nightly"),
     "schedules": lambda view, _: view.schedules(NS, ["q"]),
+    "jobs": lambda view, _: view.jobs(NS, "q"),
     "entity_keys": lambda view, _: view.entity_keys(NS, "Q"),
     "reader": lambda view, _: view.reader("lake"),
     "readers": lambda view, _: view.readers(),

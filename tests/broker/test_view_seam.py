@@ -14,6 +14,7 @@ import posthouse
 
 ROOT = Path(posthouse.__file__).parent
 INSIDE = ("core", "broker")
+WIRED = ("bridge",)  # import-linter keeps it from the state: its own words may be alike
 MODEL, NAMESPACES = "posthouse.core.model", "posthouse.core.namespaces"
 
 # `Schedule` is not among them: those that a command or the view answers with are copies. Nor are
@@ -59,7 +60,7 @@ def _last(node: ast.expr) -> str:
 
 def above() -> list[Path]:
     paths = sorted(ROOT.rglob("*.py"))
-    return [path for path in paths if path.relative_to(ROOT).parts[0] not in INSIDE]
+    return [path for path in paths if path.relative_to(ROOT).parts[0] not in INSIDE + WIRED]
 
 
 @pytest.mark.parametrize("path", above(), ids=lambda path: str(path.relative_to(ROOT)))

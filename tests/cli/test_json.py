@@ -55,6 +55,9 @@ dlq ls
 dlq show letters 1
 dlq resubmit q
 dlq purge q
+job start q
+job ls
+job cancel slow-NEW/$dead JOB
 top --once
 feed tail --after 0 -n 3
 clock
@@ -147,7 +150,12 @@ def prepare(broker: Running, new: str) -> dict[str, str]:
     grant = {"namespace": "*", "entity": "*", "rights": ["send"]}
     for name in ("web", f"principal-{new}"):
         broker.call("POST", "/api/v1/principals", {"name": name, "grants": [grant]})
-    return {"NUMBER": str(number), "NEW": new}
+    slow = f"slow-{new}"
+    broker.send(slow, *map(str, range(50)))
+    locks = [message["token"] for message in broker.receive(slow, 50)]
+    broker.queue("POST", f"{slow}/dead-letter", {"locks": locks})
+    job = broker.queue("POST", f"{slow}%2F$dead/jobs", {"rate": 1}).json["job"]
+    return {"NUMBER": str(number), "NEW": new, "JOB": str(job)}
 
 
 def printed(broker: Running, words: list[str], *, on_terminal: bool) -> tuple[int, str]:

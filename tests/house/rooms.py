@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tests.house.tree import SOURCES, Module, Place, classes, dotted, functions, modules
 
-# Frozen in all but name: an answer of `ListSchedules` has copies of them.
-_ANSWERS = frozenset(("Schedule",))
+# Frozen in all but name: answers of `ListSchedules` and `ListJobs` have copies of them.
+_ANSWERS = frozenset(("Job", "Schedule"))
 _ENGINES = frozenset(("engine", "_engine"))
 _WORLDS = frozenset(("namespaces", "world", "spaces"))
 

@@ -64,6 +64,15 @@ PLACES = {
         "bindings: listen on the pattern, and send or manage on the queue, were asked for"
     ),
     ("dialects/pyqueue/topics.py", "unsubscribe"): "as for _make",
+    ("dialects/sqs/call.py", "Call._make"): (
+        "where queues are made by being used: by who has the right to use it"
+    ),
+    ("dialects/sqs/web.py", "Web._namespace_for"): (
+        "with --dev, where namespaces are made by being used"
+    ),
+    ("dialects/sqs/receiving.py", "give_back"): (
+        "gives back what a client was to be given and was not"
+    ),
     ("dialects/pyqueue/topics.py", "unbind_all"): (
         "bindings of a queue that the caller has deleted, which takes manage on it"
     ),

@@ -26,7 +26,7 @@ SMALL = Limits(memory_bytes=LIMIT)
 # Commands that make nothing which stays, or without which nothing could be received or deleted.
 NOT_ROOMY = {
     c.Start, c.Tick, c.StepClock, c.TurnClockBack, c.SetClock, c.SetFanout, c.Move, c.DeleteQueue,
-    c.GetQueue,
+    c.GetQueue, c.Look,
     c.ListQueues, c.ListSubscriptions, c.RemoveRule, c.ListRules, c.Pause, c.Resume, c.Purge,
     c.Cancel, c.Credit, c.Detach, c.ReceiveDeferred, c.Peek, c.Complete, c.Release, c.Renew,
     c.RenewSession, c.ReleaseSession, c.GetSessionState, c.ListSessions, c.PauseSchedule,

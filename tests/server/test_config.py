@@ -183,7 +183,7 @@ def test_what_makes_no_sense_is_named(
         ("principals: [{name: a, key: short, grants: [{rights: [send]}]}]", "16 to 256 characters"),
         ("principals: [{name: a, key: %very-secret-key, grants: []}]", "in line 1"),
         ("principals: [{name: 'a:b', key: '1234567890123456', grants: [{rights: [send]}]}]", "a:b"),
-        ("queues: [{name: q, lock_ms: 0}]", "queue 'q'"),
+        ("queues: [{name: q, lock_ms: -1}]", "queue 'q'"),
         ("queues: [{name: $q}]", "queue '$q'"),
         ("segment_size: 0", "must be 4096 or more"),
         ("{ not json", "is not JSON"),

@@ -19,6 +19,7 @@ from posthouse.core.commands import (
     CreateSubscription,
     Send,
     SetSchedule,
+    StartJob,
 )
 from posthouse.core.namespaces import CreateNamespace, SetAccount, SetReader, SpaceCommand
 from posthouse.core.shares import NOBODY, Holder, share_of
@@ -26,7 +27,7 @@ from posthouse.core.shares import NOBODY, Holder, share_of
 # The commands that make something limited in number; a send only where it may have to wait.
 MAKES = frozenset((
     Attach, Begin, CreateQueue, CreateSubscription, Send, SetSchedule, CreateNamespace, SetAccount,
-    SetReader,
+    SetReader, StartJob,
 ))  # fmt: skip
 _MAKERS_MAX = 10  # that are followed from a key of an entity to who made that entity's key
 

@@ -129,7 +129,7 @@ class RecordingTransport:
         self._in_flight += keys
         self.at_once = max([self.at_once, *(self._in_flight.count(key) for key in keys)])
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # slept: others that publish at once have begun, too
             await self.gate.wait()
             return [self._store(event) for event in events]
         finally:
