@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dialects.sqs.rig import Aws
+from tests.dialects.sqs.rig import Aws, close_clients
 from tests.server.running import running
 
 
@@ -18,3 +18,10 @@ def flags() -> tuple[str, ...]:
 def aws(flags: tuple[str, ...]) -> Iterator[Aws]:
     with running("--memory", "--dev", *flags) as broker:
         yield Aws(broker)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """The connections of a module's clients end with it."""
+    yield
+    close_clients()

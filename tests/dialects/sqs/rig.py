@@ -17,8 +17,15 @@ from tests.server.running import Reply, Running
 
 Json = Any
 _numbers = count(1)
+_clients: list[Any] = []
 # A client of before April 2024 speaks the Query protocol, in which errors have one name alone.
 SPEAKS_JSON = Version(boto3.__version__) >= Version("1.34.90")
+
+
+def close_clients() -> None:
+    """Closes the connections of all clients that were made."""
+    while _clients:
+        _clients.pop().close()
 
 
 class Aws:
@@ -37,10 +44,12 @@ class Aws:
             **known.pop("more", {}),
         )
         known.setdefault("endpoint_url", self.broker.url)
-        return boto3.client(
+        made = boto3.client(
             "sqs", region_name=known.pop("region", "eu-central-1"), aws_access_key_id=id,
             aws_secret_access_key=key, config=given, **known,
         )  # fmt: skip
+        _clients.append(made)
+        return made
 
     def name(self, end: str = "") -> str:
         """One that no other queue has."""
